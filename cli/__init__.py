@@ -1,0 +1,1 @@
+"""The commands a person types, and what they see."""

@@ -1,0 +1,1 @@
+"""Everything that needs torch: launch, worker loop, models, data, snapshots, restore."""

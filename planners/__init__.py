@@ -1,0 +1,1 @@
+"""Pure arithmetic on frozen data: sizes, times, windows, intervals. No torch, no I/O."""

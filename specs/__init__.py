@@ -1,0 +1,1 @@
+"""The YAML job spec: typed model, loader with line numbers, examples."""

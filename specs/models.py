@@ -1,0 +1,301 @@
+"""The typed job spec: one model per block, each key with its meaning and unit.
+
+Only what dtrain can do today is in here; what later versions will do is refused by name (see `support`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .units import Bandwidth, Fraction, PositiveInt, Seconds
+
+ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+class Block(BaseModel):
+    """Base of every block: unknown keys and wrong kinds are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class GptModel(Block):
+    """A llama-style decoder built into dtrain: RMSNorm, rotary positions, SwiGLU or GELU, no biases."""
+
+    type: Literal["gpt"]
+    n_layers: PositiveInt
+    """Number of transformer blocks."""
+    d_model: PositiveInt
+    """Width of the residual stream."""
+    n_heads: PositiveInt
+    """Attention heads; `d_model` must be divisible by it, and the head size must be even."""
+    n_kv_heads: PositiveInt | None = None
+    """Key and value heads (grouped-query attention); default: `n_heads`."""
+    d_ff: PositiveInt | None = None
+    """Hidden width of the MLP; default: 4·d_model for gelu, 8/3·d_model rounded up to 64 for swiglu."""
+    vocab_size: PositiveInt = 256
+    """Tokens in the vocabulary; the bytes tokenizer needs 256."""
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    """The MLP's non-linearity."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability with which residual branches are dropped, per element."""
+    tie_embeddings: bool = False
+    """Use the embedding matrix as the output head too."""
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    """Base of the rotary position frequencies."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads in use."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def ff_dim(self) -> int:
+        """Hidden width of the MLP in use."""
+        if self.d_ff is not None:
+            return self.d_ff
+        if self.activation == "gelu":
+            return 4 * self.d_model
+        return -(-(8 * self.d_model) // (3 * 64)) * 64
+
+
+class PythonModel(Block):
+    """Your own module: `entry(**kwargs)` returns an nn.Module whose forward returns the mean loss."""
+
+    type: Literal["python"]
+    entry: Annotated[str, Field(pattern=ENTRY_PATTERN)]
+    """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the callable."""
+
+
+class TextDataset(Block):
+    """Plain text, cut into runs of `seq_len` tokens."""
+
+    type: Literal["text"]
+    path: Annotated[str, Field(min_length=1)]
+    """A file, a folder of files, or `python:stdlib` (the standard library's own source text)."""
+    tokenizer: Literal["bytes"] = "bytes"
+    """How text becomes tokens; `bytes`: one token per byte."""
+    seq_len: PositiveInt
+    """Tokens per sample."""
+
+
+class PythonDataset(Block):
+    """Your own data: `entry(**kwargs)` returns an object with `__len__` and `__getitem__`."""
+
+    type: Literal["python"]
+    entry: Annotated[str, Field(pattern=ENTRY_PATTERN)]
+    """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the callable."""
+
+
+class AdamW(Block):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101)."""
+
+    name: Literal["adamw"]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    """Decay of matrices; vectors (norms, biases) are not decayed."""
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    """Decay rates of the first and second moment."""
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    """Added to the denominator."""
+
+
+class Sgd(Block):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """L2 penalty of matrices; vectors are not decayed."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum factor; 0 keeps no momentum buffer."""
+
+
+class Scheduler(Block):
+    """Learning rate over the steps: linear warm-up, then the named curve."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    """Curve after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up from 0 to the peak."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Learning rate at the last step, as a fraction of the peak (linear and cosine)."""
+
+
+class Training(Block):
+    """Batch, precision, optimizer."""
+
+    global_batch_size: PositiveInt
+    """Samples per step, over all ranks."""
+    micro_batch_size: PositiveInt
+    """Samples per rank and pass; the number of passes per step is derived."""
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Clip the global gradient norm to this; null: no clipping."""
+    precision: Literal["fp32", "bf16-mixed"] = "fp32"
+    """fp32, or bf16 autocast over fp32 weights and moments."""
+    optimizer: Annotated[AdamW | Sgd, Field(discriminator="name")]
+    """The optimizer and its figures."""
+    scheduler: Scheduler = Scheduler()
+    """Learning rate over the steps."""
+
+
+class Strategy(Block):
+    """Parallel degrees; their product is the world size. Only data parallel so far."""
+
+    dp_replicate: PositiveInt | None = None
+    """Replicas of the model (DDP); default: all workers."""
+    dp_shard: PositiveInt = 1
+    """Sharded data parallel (not yet supported above 1)."""
+    tp: PositiveInt = 1
+    """Tensor parallel (not yet supported above 1)."""
+    pp: PositiveInt = 1
+    """Pipeline parallel (not yet supported above 1)."""
+
+
+class Mtbf(Block):
+    """Mean time between failures of one part."""
+
+    process: Seconds = 24 * 3600.0
+    """Of one worker process."""
+    node: Seconds = 720 * 3600.0
+    """Of one node."""
+
+
+class ComputeChannel(Block):
+    """Carries gradients."""
+
+    interface: Literal["auto"] = "auto"
+    """Network interface."""
+
+
+class StorageChannel(Block):
+    """Carries checkpoints."""
+
+    interface: Literal["auto"] = "auto"
+    """Network interface."""
+    bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Bytes per second and rank that a copy into the memory tier reaches; auto: taken from the device."""
+
+
+class Channels(Block):
+    """The two channels of a node."""
+
+    compute: ComputeChannel = ComputeChannel()
+    """Gradients."""
+    storage: StorageChannel = StorageChannel()
+    """Checkpoints."""
+
+
+class Cluster(Block):
+    """Where the job runs and how it is watched."""
+
+    nodes: PositiveInt = 1
+    """Number of nodes."""
+    workers_per_node: PositiveInt = 1
+    """Worker processes per node (one per accelerator)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; auto: cuda if this machine has it, else cpu."""
+    accelerator: Literal["auto", "cpu", "a100", "h100", "h200", "b200", "mi300x"] = "auto"
+    """The device the planner assumes; auto: the one of this machine."""
+    rendezvous: Literal["auto"] = "auto"
+    """Where the nodes meet."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts in a row without a finished step between them that are allowed."""
+    heartbeat_timeout: Seconds = 10.0
+    """A rank without progress for this long (or ten times its longest pass, if that is more) is restarted."""
+    shutdown_timeout: Seconds = 30.0
+    """Time between a stop signal and the end by force."""
+    mtbf: Mtbf = Mtbf()
+    """Mean time between failures."""
+    channels: Channels = Channels()
+    """Compute and storage channel."""
+
+
+class MemoryTier(Block):
+    """Snapshots in this node's memory (tmpfs); survives the workers, not the node."""
+
+    type: Literal["memory"]
+    every: Literal["auto"] | PositiveInt = 1
+    """Steps between snapshots; auto: planned."""
+
+
+class DiskTier(Block):
+    """Checkpoints on a disk, committed by a manifest; survives a power cut."""
+
+    type: Literal["disk"]
+    path: Annotated[str, Field(min_length=1)] = "checkpoints"
+    """Folder; relative paths lie in `output_dir`."""
+    every: Literal["auto"] | PositiveInt = "auto"
+    """Steps between checkpoints; auto: planned."""
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep."""
+
+
+Tier = Annotated[MemoryTier | DiskTier, Field(discriminator="type")]
+
+
+class Checkpoint(Block):
+    """What checkpointing may cost."""
+
+    max_overhead: Fraction = 0.01
+    """Upper limit of the time lost to checkpointing, as a fraction of the step time."""
+
+
+class Spec(Block):
+    """A whole job."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    """Name of the run: letters, digits, `.`, `_`, `-`."""
+    output_dir: Annotated[str, Field(min_length=1)]
+    """Folder of this one run; relative paths are taken from the working directory."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of weights, data order and dropout."""
+    max_steps: PositiveInt
+    """Optimizer updates to make."""
+    model: Annotated[GptModel | PythonModel, Field(discriminator="type")]
+    """What is trained."""
+    dataset: Annotated[TextDataset | PythonDataset, Field(discriminator="type")]
+    """What it is trained on."""
+    training: Training
+    """Batch, precision, optimizer."""
+    strategy: Strategy = Strategy()
+    """Parallel degrees."""
+    cluster: Cluster = Cluster()
+    """Nodes, workers, device."""
+    tiers: list[Tier] = [MemoryTier(type="memory"), DiskTier(type="disk")]
+    """Places for checkpoints, fastest first; an empty list trains without checkpoints."""
+    checkpoint: Checkpoint = Checkpoint()
+    """What checkpointing may cost."""
+
+    @property
+    def world_size(self) -> int:
+        """Workers over all nodes."""
+        return self.cluster.nodes * self.cluster.workers_per_node
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes of one rank in one step (n)."""
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.world_size)
+
+    @property
+    def memory_tier(self) -> MemoryTier | None:
+        """The memory tier, if the spec has one."""
+        return next((tier for tier in self.tiers if isinstance(tier, MemoryTier)), None)
+
+    @property
+    def disk_tier(self) -> DiskTier | None:
+        """The disk tier, if the spec has one."""
+        return next((tier for tier in self.tiers if isinstance(tier, DiskTier)), None)
+
