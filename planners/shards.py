@@ -10,10 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DTYPE_BYTES: dict[str, int] = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
+from ..specs.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .units import Bandwidth, Fraction, PositiveInt, Seconds
+from .units import Bandwidth, Fraction, PositiveInt, Seconds, WholeNumber
 
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class Block(BaseModel):
     """Base of every block: unknown keys and wrong kinds are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class GptModel(Block):
@@ -101,13 +104,13 @@ class AdamW(Block):
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101)."""
 
     name: Literal["adamw"]
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    lr: Annotated[float, Field(gt=0)]
     """Peak learning rate."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decay of matrices; vectors (norms, biases) are not decayed."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
     """Decay rates of the first and second moment."""
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator."""
 
 
@@ -115,9 +118,9 @@ class Sgd(Block):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    lr: Annotated[float, Field(gt=0)]
     """Peak learning rate."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """L2 penalty of matrices; vectors are not decayed."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum factor; 0 keeps no momentum buffer."""
@@ -128,7 +131,7 @@ class Scheduler(Block):
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     """Curve after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: WholeNumber = 0
     """Steps of linear warm-up from 0 to the peak."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of the peak (linear and cosine)."""
@@ -141,7 +144,7 @@ class Training(Block):
     """Samples per step, over all ranks."""
     micro_batch_size: PositiveInt
     """Samples per rank and pass; the number of passes per step is derived."""
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Clip the global gradient norm to this; null: no clipping."""
     precision: Literal["fp32", "bf16-mixed"] = "fp32"
     """fp32, or bf16 autocast over fp32 weights and moments."""
@@ -211,7 +214,7 @@ class Cluster(Block):
     """The device the planner assumes; auto: the one of this machine."""
     rendezvous: Literal["auto"] = "auto"
     """Where the nodes meet."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
+    max_restarts: WholeNumber = 3
     """Restarts in a row without a finished step between them that are allowed."""
     heartbeat_timeout: Seconds = 10.0
     """A rank without progress for this long (or ten times its longest pass, if that is more) is restarted."""
@@ -256,7 +259,7 @@ class Checkpoint(Block):
 class Spec(Block):
     """A whole job."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
     """Name of the run: letters, digits, `.`, `_`, `-`."""
     output_dir: Annotated[str, Field(min_length=1)]
     """Folder of this one run; relative paths are taken from the working directory."""
@@ -298,4 +301,3 @@ class Spec(Block):
     def disk_tier(self) -> DiskTier | None:
         """The disk tier, if the spec has one."""
         return next((tier for tier in self.tiers if isinstance(tier, DiskTier)), None)
-

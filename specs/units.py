@@ -36,9 +36,17 @@ def _number(value: object, what: str, example: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"not a {what}; write it like {example}")
-    if not math.isfinite(value) or value < 0:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    return _finite(number, what)
+
+
+def _finite(number: float, what: str) -> float:
+    if not math.isfinite(number) or number < 0:
         raise ValueError(f"a {what} must be a finite number of at least 0")
-    return float(value)
+    return number
 
 
 def parse_bytes(value: object) -> int:
@@ -49,7 +57,7 @@ def parse_bytes(value: object) -> int:
         if unit and unit.upper() not in BYTES:
             raise ValueError(f"unknown unit of size {unit!r}; use one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
         number = amount * BYTES[unit.upper() or "B"]
-    return round(number)
+    return round(_finite(number, "size"))
 
 
 def parse_bandwidth(value: object) -> float:
@@ -63,7 +71,7 @@ def parse_bandwidth(value: object) -> float:
         number = amount * (BYTES | BITS)[base]
     if number <= 0:
         raise ValueError("a bandwidth must be above 0")
-    return number
+    return _finite(number, "bandwidth")
 
 
 def parse_seconds(value: object) -> float:
@@ -76,7 +84,7 @@ def parse_seconds(value: object) -> float:
         number = amount * SECONDS[unit or "s"]
     if number <= 0:
         raise ValueError("a time must be above 0")
-    return number
+    return _finite(number, "time")
 
 
 def parse_fraction(value: object) -> float:
@@ -96,4 +104,5 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=in
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth, json_schema_input_type=float | str)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
 Fraction = Annotated[float, BeforeValidator(parse_fraction, json_schema_input_type=float | str)]
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]
+WholeNumber = Annotated[int, Field(ge=0, lt=2**63)]

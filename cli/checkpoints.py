@@ -1,0 +1,194 @@
+"""`dtrain ls`, `inspect`, `verify`: look at what a run has stored; none of them needs torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..specs.codes import Code
+from ..tiers.disk import DiskTier, Rejected
+from ..tiers.jsonfile import Unreadable, read
+from ..tiers.layout import RunDir
+from ..tiers.memory import MemoryDir, memory_dir
+from ..tiers.recovery import Candidate, Opened, digest_of, find, open_candidate, verify as verify_bytes
+from .view_format import human_bytes
+
+
+class NotARun(Exception):
+    """The command's words do not name a run or a checkpoint of it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run has in all tiers."""
+
+    run: RunDir
+    found: list[Candidate]
+    rejected: list[Rejected]
+
+
+def list_checkpoints(run_dir: str, as_json: bool) -> int:
+    """Print every checkpoint of a run, newest first. Returns the exit code."""
+    return _with_run(lambda: _list(_stored(run_dir), as_json))
+
+
+def inspect(target: str, as_json: bool) -> int:
+    """Print what one checkpoint holds (the newest, or the step after `@`). Returns the exit code."""
+    return _with_run(lambda: _inspect(target, as_json))
+
+
+def verify(target: str, as_json: bool) -> int:
+    """Check every byte of every checkpoint, or of one step. Returns the exit code, 65 when something is damaged."""
+    return _with_run(lambda: _verify(target, as_json))
+
+
+def _with_run(work: Callable[[], Code]) -> int:
+    try:
+        return work()
+    except NotARun as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.USAGE
+    except Unreadable as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.DAMAGED
+
+
+def _stored(run_dir: str) -> Stored:
+    run = RunDir(Path(run_dir))
+    try:
+        tiers = read(run.spec).get("tiers", [])
+    except Unreadable as error:
+        raise NotARun(f"{run_dir} is not the folder of a run ({error})") from error
+    path = next((tier["path"] for tier in tiers if tier["type"] == "disk"), None)
+    disk = DiskTier(run.disk(path)) if path is not None else None
+    found, rejected = find(_own_memory(run), disk)
+    return Stored(run, found, rejected)
+
+
+def _own_memory(run: RunDir) -> MemoryDir | None:
+    memory = memory_dir(run)
+    try:
+        same = read(memory.path / "owner.json").get("run_id") == read(run.run).get("run_id")
+    except Unreadable:
+        return None
+    return memory if same else None
+
+
+def _bytes_of(opened: Opened) -> int:
+    return sum(source.path.stat().st_size for source in opened.sources)
+
+
+def _list(stored: Stored, as_json: bool) -> Code:
+    rows: list[dict[str, Any]] = []
+    for candidate in stored.found:
+        nbytes = _bytes_of(open_candidate(candidate))
+        rows.append({**candidate.to_json(), "path": candidate.folder, "bytes": nbytes, "usable": True, "reason": None})
+    for bad in stored.rejected:
+        where = {"tier": "disk", "step": bad.version.step, "attempt": bad.version.attempt, "path": str(bad.folder)}
+        rows.append({**where, "bytes": None, "usable": False, "reason": bad.reason})
+    if as_json:
+        return _print_json({"run_dir": str(stored.run.root), "checkpoints": rows})
+    if not rows:
+        sys.stdout.write(f"{stored.run.root}: no checkpoints\n")
+        return Code.DONE
+    table = Table("step", "tier", "attempt", "size", "state", box=None, pad_edge=False)
+    for row in rows:
+        size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
+        state = "whole" if row["usable"] else f"not usable: {row['reason']}"
+        table.add_row(str(row["step"]), row["tier"], str(row["attempt"]), size, state)
+    Console().print(table)
+    return Code.DONE
+
+
+def _pick(target: str) -> tuple[Stored, list[Candidate], int | None]:
+    run_dir, _, step = target.partition("@")
+    if step and not step.isdigit():
+        raise NotARun(f"{target}: after @ comes a step number")
+    stored = _stored(run_dir)
+    wanted = int(step) if step else None
+    chosen = [c for c in stored.found if wanted is None or c.version.step == wanted]
+    return stored, chosen, wanted
+
+
+def _inspect(target: str, as_json: bool) -> Code:
+    stored, chosen, wanted = _pick(target)
+    if not chosen:
+        steps = ", ".join(str(candidate.version.step) for candidate in stored.found) or "none"
+        raise NotARun(f"{target}: no such checkpoint; there is {'step ' if steps != 'none' else ''}{steps}")
+    opened = open_candidate(chosen[0])
+    described = _describe(opened)
+    if as_json:
+        return _print_json(described)
+    console = Console()
+    for key in ("path", "tier", "step", "attempt", "world", "bytes", "parameters", "state_digest", "spec_digest"):
+        value = human_bytes(described[key]) if key == "bytes" else described[key]
+        console.print(f"{key:13} {value}", highlight=False, soft_wrap=True)
+    table = Table("tensor", "dtype", "shape", box=None, pad_edge=False)
+    for name, info in described["tensors"].items():
+        table.add_row(name, info["dtype"], "x".join(map(str, info["shape"])) or "()")
+    console.print(table)
+    return Code.DONE
+
+
+def _describe(opened: Opened) -> dict[str, Any]:
+    from ..tiers.recovery import entries_of
+
+    tensors = {e.name: {"dtype": e.dtype, "shape": list(e.global_shape)} for e in entries_of(opened) if e.is_state}
+    parameters = 0
+    for name, info in tensors.items():
+        count = 1
+        for size in info["shape"]:
+            count *= size
+        parameters += count if name.startswith("model.") else 0
+    return {
+        **opened.candidate.to_json(),
+        "path": opened.candidate.folder,
+        "world": opened.world,
+        "bytes": _bytes_of(opened),
+        "parameters": parameters,
+        "state_digest": digest_of(opened),
+        "spec_digest": opened.meta.get("spec_digest"),
+        "data": opened.meta.get("data"),
+        "scheduler": opened.meta.get("scheduler"),
+        "mesh": opened.meta.get("mesh"),
+        "ties": opened.meta.get("ties"),
+        "tensors": tensors,
+    }
+
+
+def _verify(target: str, as_json: bool) -> Code:
+    stored, chosen, wanted = _pick(target)
+    rows: list[dict[str, Any]] = []
+    for candidate in chosen:
+        try:
+            verify_bytes(open_candidate(candidate))
+            reason = None
+        except (Unreadable, OSError) as error:
+            reason = str(error)
+        rows.append({**candidate.to_json(), "good": reason is None, "reason": reason})
+    for bad in stored.rejected:
+        if wanted is None or bad.version.step == wanted:
+            where = {"tier": "disk", "step": bad.version.step, "attempt": bad.version.attempt}
+            rows.append({**where, "folder": str(bad.folder), "good": False, "reason": bad.reason})
+    if not rows:
+        raise NotARun(f"{target}: no checkpoint to verify")
+    damaged = [row for row in rows if not row["good"]]
+    if as_json:
+        _print_json({"run_dir": str(stored.run.root), "checkpoints": rows})
+    else:
+        for row in rows:
+            state = "good" if row["good"] else f"DAMAGED: {row['reason']}"
+            sys.stdout.write(f"step {row['step']} (attempt {row['attempt']}, {row['tier']}): {state}\n")
+    return Code.DAMAGED if damaged else Code.DONE
+
+
+def _print_json(value: dict[str, Any]) -> Code:
+    sys.stdout.write(json.dumps(value) + "\n")
+    return Code.DONE

@@ -1,0 +1,161 @@
+"""The `dtrain` command: what a person can type. Each command imports its work only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..specs.codes import Code
+
+app = typer.Typer(
+    name="dtrain",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train with PyTorch from a YAML spec; every step is stored, and every fault ends in a restart.",
+)
+
+SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The job spec, a YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Replace values of the spec, such as training.optimizer.lr=1e-3."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".",
+) -> None:
+    """Write a small commented spec that runs as it is."""
+    from .init import init as work
+
+    raise typer.Exit(work(folder))
+
+
+@app.command()
+def validate(spec: SpecPath, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check a spec, and nothing else."""
+    from .validate import validate as work
+
+    raise typer.Exit(work(spec, overrides or [], as_json))
+
+
+@app.command()
+def plan(
+    spec: SpecPath,
+    overrides: Overrides = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Build the model and time a few passes here; runs the spec's code.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what will be stored when, what it costs and what it survives; runs nothing."""
+    from .plan import plan as work
+
+    raise typer.Exit(work(spec, overrides or [], as_json, profile))
+
+
+@app.command()
+def run(
+    spec: SpecPath,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train from the first step."""
+    from .run import run as work
+
+    raise typer.Exit(work(spec, overrides or [], as_json))
+
+
+@app.command()
+def resume(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN_DIR|SPEC] [KEY=VALUE]...", help="Which run; without it the one under ./runs active last."
+        ),
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="latest|STEP|PATH", help="Which checkpoint to continue from.")
+    ] = "latest",
+    as_json: Json = False,
+) -> None:
+    """Continue a run from a checkpoint; never starts from scratch."""
+    from .resume import resume as work
+
+    raise typer.Exit(work(arguments or [], start, as_json))
+
+
+@app.command(name="ls")
+def list_checkpoints(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")],
+    as_json: Json = False,
+) -> None:
+    """List the checkpoints of a run in all tiers."""
+    from .checkpoints import list_checkpoints as work
+
+    raise typer.Exit(work(run_dir, as_json))
+
+
+@app.command()
+def inspect(
+    target: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, or one step of it.")],
+    as_json: Json = False,
+) -> None:
+    """Show what is in a checkpoint."""
+    from .checkpoints import inspect as work
+
+    raise typer.Exit(work(target, as_json))
+
+
+@app.command()
+def verify(
+    target: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, or one step of it.")],
+    as_json: Json = False,
+) -> None:
+    """Read every byte of every checkpoint and check its digests."""
+    from .checkpoints import verify as work
+
+    raise typer.Exit(work(target, as_json))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the spec, for editors."""
+    import json
+
+    from ..specs.schema import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        sys.stdout.write(f"dtrain {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+def main() -> None:
+    """Entry point: one line for a person's mistake, an exit code for every end."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(Code.INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(0)

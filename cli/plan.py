@@ -1,0 +1,54 @@
+"""`dtrain plan`: what a run will do, before it does anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..planners.plan import Plan, make_plan
+from ..specs.codes import Code
+from ..specs.errors import SpecError
+from ..specs.load import load_spec
+from ..specs.models import Spec
+from .machine import this_machine
+
+
+def plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool) -> int:
+    """Print the plan of a spec, for people or as one JSON document. Returns the exit code."""
+    try:
+        spec = load_spec(spec_path, overrides)
+    except SpecError as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.BAD_SPEC
+    if not profile:
+        return show(make_plan(spec, this_machine(spec)), as_json)
+    return _profiled(spec, Path(spec_path).parent, as_json)
+
+
+def show(answer: Plan, as_json: bool) -> int:
+    """Print a plan on stdout."""
+    if as_json:
+        sys.stdout.write(json.dumps(answer.to_json(), indent=2, allow_nan=False) + "\n")
+        return Code.DONE
+    from rich.console import Console
+
+    from .plan_page import render
+
+    sys.stdout.write(render(answer, Console(highlight=False, markup=False, emoji=False)))
+    return Code.DONE
+
+
+def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
+    """Count and time the model here first; this runs the spec's code."""
+    from ..engine.entry import UserCodeError, add_import_paths
+    from ..engine.profile import profile
+
+    add_import_paths(str(Path.cwd()), str(spec_folder))
+    try:
+        parameters, measured = profile(spec)
+    except UserCodeError as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.BAD_SPEC
+    return show(make_plan(spec, this_machine(spec), measured, parameters), as_json)

@@ -1,0 +1,390 @@
+"""The plan as a page for people: header, one step drawn to scale, storage parameters, tiers, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ..planners.document import Expected, Plan, TierPlan
+from ..planners.words import count, duration, plural, share, size, three_digits
+
+UNKNOWN = "?"
+INDENT = 2
+LABEL_COLUMNS = 10
+"""Width of the lanes' names left of the drawing."""
+DRAWN_MICRO_BATCHES = 8
+"""With more than this, only the first and the last ones of `DRAWN_ENDS` are drawn."""
+DRAWN_ENDS = (3, 2)
+ELIDED_COLUMNS = 7
+STYLES = {"F": "cyan", "B": "blue", "X": "magenta", "S": "bold red", "U": "bold yellow", "~": "dim"}
+LETTERS = {
+    "F": "forward",
+    "B": "backward",
+    "X": "exchange of gradients",
+    "S": "stall",
+    "U": "update",
+}
+KINDS = {"process": "a worker ends", "node": "a node is lost", "cluster": "all nodes are lost"}
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Characters of the drawing."""
+
+    line: str
+    copy: str
+    idle: str
+    drain: str
+    gap: str
+
+
+UNICODE = Glyphs(line="─", copy="█", idle="·", drain="▒", gap="…")
+ASCII = Glyphs(line="-", copy="#", idle=".", drain="=", gap="~")
+_TO_ASCII = str.maketrans({"µ": "u", "·": "|", "…": "~"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the drawn step: a letter of `LETTERS`, or `~` for what is left out."""
+
+    letter: str
+    begin_s: float
+    length_s: float
+    columns: int
+    window: int
+    """Windows before it in the step."""
+
+
+def render(plan: Plan, console: Console) -> str:
+    """Return the page as this console would print it, without spaces at the ends of lines."""
+    ascii_only = console.options.ascii_only
+    with console.capture() as captured:
+        console.print(plan_page(plan, console.width, ASCII if ascii_only else UNICODE))
+    text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return text.translate(_TO_ASCII).encode("ascii", "replace").decode() if ascii_only else text
+
+
+def plan_page(plan: Plan, width: int, glyphs: Glyphs = UNICODE) -> RenderableType:
+    """Return the page, `width` columns wide at most."""
+    parts: list[RenderableType] = [*_header(plan)]
+    parts += [_title(_step_title(plan)), *_step(plan, width - 1, glyphs)]
+    parts += [_title("Storage parameters"), *_storage(plan)]
+    parts += [_title("Tiers"), *_tiers(plan)]
+    parts += [_title("Memory"), *_memory(plan)]
+    parts += [_title("Expected"), *_expected(plan)]
+    parts += [_title("Rests on"), *_bullets(plan.assumptions, "")]
+    if plan.warnings:
+        parts += [_title("Warnings", "bold yellow"), *_bullets(plan.warnings, "yellow")]
+    return Group(*parts)
+
+
+def _title(text: str, style: str = "bold") -> Text:
+    return Text(f"\n{text}", style=style)
+
+
+def _line(text: str, style: str = "") -> Padding:
+    return Padding(Text(text, style=style), (0, 0, 0, INDENT))
+
+
+def _bullets(lines: Sequence[str], style: str) -> Iterator[RenderableType]:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        table.add_row(Text("-", style=style), Text(line, style=style))
+    yield Padding(table, (0, 0, 0, INDENT))
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, no_wrap=header != headers[-1])
+    return table
+
+
+def _header(plan: Plan) -> Iterator[RenderableType]:
+    """Say what is trained where, and how the batch comes about."""
+    model, training = plan.model, plan.training
+    parameters = UNKNOWN if model.parameters is None else count(model.parameters)
+    layers = "" if model.layers is None else f"{plural(model.layers, 'layer')}, "
+    state = UNKNOWN if model.state_bytes is None else size(model.state_bytes)
+    yield Text.assemble((plan.name, "bold"), f" · {layers}{parameters} parameters, state {state}")
+    yield Text(
+        f"{plural(training.world, 'rank')} on {plural(training.nodes, 'node')} ({training.accelerator}) · "
+        f"{training.strategy} · {training.precision} · {training.optimizer} · "
+        f"{plural(training.max_steps, 'step')}"
+    )
+    batch = (
+        f"batch {training.global_batch_size} = {plural(training.world, 'rank')} x "
+        f"{plural(training.micro_batch_size, 'sample')} x {plural(plan.iteration.micro_batches, 'pass')}"
+    )
+    if training.tokens_per_step is not None:
+        batch += f"; {count(training.tokens_per_step)} tokens per step"
+    yield Text(batch)
+
+
+def _step_title(plan: Plan) -> str:
+    if plan.iteration.step_s is None:
+        return "One step"
+    hidden = plan.iteration.micro_batches - sum(DRAWN_ENDS)
+    if plan.iteration.micro_batches <= DRAWN_MICRO_BATCHES:
+        return "One step, to scale"
+    return f"One step, to scale, {plural(hidden, 'micro-batch')} left out"
+
+
+def _step(plan: Plan, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """Draw one step to scale and give its times."""
+    times = plan.iteration
+    if times.step_s is None or times.forward_s is None or times.backward_s is None:
+        yield _line(f"{plural(times.micro_batches, 'micro-batch')}; times are not known: use --profile")
+        return
+    segments = _segments(plan, width - INDENT - LABEL_COLUMNS)
+    yield _lane("passes", _passes_lane(segments, glyphs))
+    if plan.tiers and plan.model.state_bytes_per_rank is not None:
+        yield _lane("copy", _copy_lane(plan, segments, glyphs))
+        disk = plan.tier("disk")
+        if disk is not None and disk.write_s is not None:
+            yield _lane("to disk", _drain_lane(plan, disk, segments, glyphs))
+    letters = [letter for letter in LETTERS if any(segment.letter == letter for segment in segments)]
+    yield _line(", ".join(f"{letter} {LETTERS[letter]}" for letter in letters), "dim")
+    yield from _copied(plan, glyphs)
+    optimizer_s, window_s = times.optimizer_s or 0.0, times.window_s or 0.0
+    exchange = f" + exchange {duration(times.exchange_s)}" if times.exchange_s else ""
+    yield _line(
+        f"{duration(times.step_s)} ({plan.source}) = {times.micro_batches} x (forward "
+        f"{duration(times.forward_s)} + backward {duration(times.backward_s)}){exchange} + "
+        f"update {duration(optimizer_s)}"
+    )
+    yield _line(f"the state is constant for {duration(window_s)} of it ({share(window_s / times.step_s)})")
+
+
+def _copied(plan: Plan, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """Say in words what the lanes of copy and disk show."""
+    forward, backward = plan.forward.bytes_per_window, plan.backward.bytes_per_window
+    if not plan.tiers or forward is None or backward is None:
+        return
+    first = plan.tiers[0]
+    yield _line(
+        f"{glyphs.copy} copy of the state before this step, {size(forward)} in each F, {size(backward)} in each "
+        f"B, {_every(first)}",
+        "dim",
+    )
+    disk = plan.tier("disk")
+    if disk is not None and disk.write_s is not None:
+        words = f"{glyphs.drain} write to disk behind it, {duration(disk.write_s)}, {_every(disk)}"
+        yield _line(words, "dim")
+
+
+def _every(tier: TierPlan) -> str:
+    return "every step" if tier.every == 1 else f"every {tier.every} steps"
+
+
+def _lane(name: str, drawing: Text) -> Padding:
+    return Padding(Text.assemble((f"{name:<{LABEL_COLUMNS}}", "dim"), drawing), (0, 0, 0, INDENT))
+
+
+def _segments(plan: Plan, columns: int) -> list[Segment]:
+    """Cut the step into segments and give each its columns: in proportion, but at least one."""
+    stretches = list(_stretches(plan))
+    elided = any(letter == "~" for letter, _, _ in stretches)
+    shown_s = sum(length_s for letter, length_s, _ in stretches if letter != "~") or 1.0
+    free = columns - (ELIDED_COLUMNS if elided else 0)
+    spread_out = max(0, free - len(stretches))
+    segments: list[Segment] = []
+    begin_s, drawn_s, used = 0.0, 0.0, 0
+    for letter, length_s, window in stretches:
+        if letter == "~":
+            segments.append(Segment(letter, begin_s, length_s, ELIDED_COLUMNS, window))
+        else:
+            drawn_s += length_s
+            upto = int(spread_out * drawn_s / shown_s + 1e-9)
+            segments.append(Segment(letter, begin_s, length_s, 1 + upto - used, window))
+            used = upto
+        begin_s += length_s
+    return segments
+
+
+def _stretches(plan: Plan) -> Iterator[tuple[str, float, int]]:
+    """Yield letter, seconds and number of windows before for every stretch of the step."""
+    times, n = plan.iteration, plan.iteration.micro_batches
+    forward_s, backward_s = times.forward_s or 0.0, times.backward_s or 0.0
+    head, tail = (n, 0) if n <= DRAWN_MICRO_BATCHES else DRAWN_ENDS
+    for index in range(head):
+        yield "F", forward_s, 2 * index
+        yield "B", backward_s, 2 * index + 1
+    if head + tail < n:
+        yield "~", (n - head - tail) * (forward_s + backward_s), 2 * head
+    for index in range(n - tail, n):
+        yield "F", forward_s, 2 * index
+        yield "B", backward_s, 2 * index + 1
+    if times.exchange_s:
+        yield "X", times.exchange_s, 2 * n
+    copy_s = plan.storage.copy_s or 0.0
+    if plan.tiers and times.window_s is not None and copy_s > times.window_s:
+        yield "S", copy_s - times.window_s, 2 * n
+    yield "U", times.optimizer_s or 0.0, 2 * n
+
+
+def _passes_lane(segments: Sequence[Segment], glyphs: Glyphs) -> Text:
+    lane = Text()
+    for segment in segments:
+        first = glyphs.gap if segment.letter == "~" else segment.letter
+        rest = glyphs.gap if segment.letter == "~" else glyphs.line
+        lane.append(first + rest * (segment.columns - 1), style=STYLES[segment.letter])
+    return lane
+
+
+def _copy_lane(plan: Plan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
+    """Mark, from the begin of each window, the time that the copy of its bytes needs."""
+    lane = Text()
+    for segment in segments:
+        if segment.letter == "~":
+            lane.append(glyphs.gap * segment.columns, style="dim")
+            continue
+        busy = 0
+        if segment.letter == "S":
+            busy = segment.columns
+        elif segment.letter in "FB" and (bytes_ := _window_bytes(plan, segment)) > 0:
+            needed = bytes_ / plan.storage.bytes_per_s / segment.length_s if segment.length_s else 1.0
+            busy = min(segment.columns, max(1, round(needed * segment.columns)))
+        lane.append(glyphs.copy * busy, style="green")
+        idle = glyphs.idle if segment.letter in "FB" else " "
+        lane.append(idle * (segment.columns - busy), style="dim")
+    return lane
+
+
+def _window_bytes(plan: Plan, segment: Segment) -> int:
+    """Return the bytes that are left for this window, at most its share."""
+    forward, backward = plan.forward.bytes_per_window or 0, plan.backward.bytes_per_window or 0
+    pairs, odd = divmod(segment.window, 2)
+    before = pairs * (forward + backward) + odd * forward
+    mine = backward if odd else forward
+    return max(0, min(mine, (plan.model.state_bytes_per_rank or 0) - before))
+
+
+def _drain_lane(plan: Plan, disk: TierPlan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
+    """Mark the time of the write to disk: it begins when the copy is whole and may reach into the next step."""
+    begin_s = _copied_s(plan, segments)
+    end_s = begin_s + (disk.write_s or 0.0)
+    step_s = segments[-1].begin_s + segments[-1].length_s
+    marks = ""
+    for segment in segments:
+        for column in range(segment.columns):
+            now_s = segment.begin_s + (column + 0.5) / segment.columns * segment.length_s
+            again = disk.every == 1 and now_s + step_s < end_s
+            marks += glyphs.drain if begin_s <= now_s < end_s or again else " "
+    if glyphs.drain not in marks:
+        marks = marks[:-1] + glyphs.drain
+    return Text(marks, style="magenta")
+
+
+def _copied_s(plan: Plan, segments: Sequence[Segment]) -> float:
+    """Return when, from the begin of the step, the copy is whole."""
+    for segment in segments:
+        if segment.letter in "FB":
+            wanted = plan.forward.bytes_per_window if segment.letter == "F" else plan.backward.bytes_per_window
+            left = _window_bytes(plan, segment)
+            if left < (wanted or 0):
+                return segment.begin_s + left / plan.storage.bytes_per_s
+    update = segments[-1]
+    return update.begin_s
+
+
+def _storage(plan: Plan) -> Iterator[RenderableType]:
+    """List the two sets of storage parameters."""
+    if not plan.tiers:
+        yield _line("no tiers: nothing is copied")
+        return
+    table = _table("window", "per step", "bytes per window", "slice", "of its time", "to")
+    times = plan.iteration
+    sides = (("forward", plan.forward, times.forward_s), ("backward", plan.backward, times.backward_s))
+    for name, side, seconds in sides:
+        bytes_ = side.bytes_per_window
+        used = UNKNOWN if bytes_ is None or not seconds else share(bytes_ / plan.storage.bytes_per_s / seconds)
+        shown = UNKNOWN if bytes_ is None else size(bytes_)
+        table.add_row(name, str(side.windows), shown, size(side.slice_bytes), used, ", ".join(side.tiers))
+    yield Padding(table, (0, 0, 0, INDENT))
+    if plan.model.state_bytes_per_rank is None or plan.storage.copy_s is None:
+        yield _line("the shard's size is not known before the model is built")
+        return
+    words = (
+        f"shard {size(plan.model.state_bytes_per_rank)} per rank at {size(plan.storage.bytes_per_s)}/s: "
+        f"{duration(plan.storage.copy_s)}"
+    )
+    if plan.storage.load is not None:
+        wait_s = plan.storage.copy_s - (plan.iteration.window_s or 0.0)
+        fits = "a whole step fits" if wait_s <= 0 else f"the update waits {duration(wait_s)} for it"
+        words += f", {share(plan.storage.load)} of the windows' time; {fits}"
+    yield _line(words)
+
+
+def _tiers(plan: Plan) -> Iterator[RenderableType]:
+    if not plan.tiers:
+        yield _line("none: a fault starts the run again from step 0", "yellow")
+        return
+    table = _table("tier", "every", "checkpoint", "write", "keep", "at most", "survives")
+    for tier in plan.tiers:
+        table.add_row(
+            tier.type,
+            plural(tier.every, "step") + (" (auto)" if tier.auto else ""),
+            UNKNOWN if tier.bytes is None else size(tier.bytes),
+            UNKNOWN if tier.write_s is None else duration(tier.write_s),
+            str(tier.keep),
+            UNKNOWN if tier.peak_bytes is None else size(tier.peak_bytes),
+            ", ".join(tier.survives),
+        )
+    yield Padding(table, (0, 0, 0, INDENT))
+
+
+def _memory(plan: Plan) -> Iterator[RenderableType]:
+    need = plan.memory
+    if need.device_bytes_per_rank is None or need.parts is None:
+        yield _line("not known before the model is built")
+        return
+    parts = (
+        ("weights", need.parts.weights_bytes),
+        ("gradients", need.parts.gradients_bytes),
+        ("optimizer", need.parts.optimizer_bytes),
+        ("casts", need.parts.casts_bytes),
+        ("activations", need.parts.activations_bytes),
+    )
+    split = ", ".join(f"{name} {size(bytes_)}" for name, bytes_ in parts if bytes_)
+    limit = "" if need.device_limit_bytes is None else f" of {size(need.device_limit_bytes)}"
+    yield _line(f"rank {size(need.device_bytes_per_rank)}{limit}: {split}")
+    if need.host_bytes_per_node is not None and need.slot_bytes_per_node is not None:
+        slots = f", {size(need.slot_bytes_per_node)} of it snapshots in tmpfs" if need.slot_bytes_per_node else ""
+        limit = "" if need.host_limit_bytes is None else f" of {size(need.host_limit_bytes)}"
+        yield _line(f"node {size(need.host_bytes_per_node)}{limit} host memory{slots}")
+
+
+def _expected(plan: Plan) -> Iterator[RenderableType]:
+    """Say what checkpoints cost, and what each kind of fault costs."""
+    expected, step_s = plan.expected, plan.iteration.step_s
+    if expected.overhead is None or expected.goodput is None or step_s is None:
+        yield _line("not known without times: use --profile")
+        return
+    yield _line(
+        f"overhead {share(expected.overhead)} of the step time (allowed {share(expected.budget)}), "
+        f"stall {duration(expected.stall_s or 0.0)} per step"
+    )
+    table = _table("when", "once in", "lost work", "runs again after", "read from")
+    for kind, words in KINDS.items():
+        table.add_row(words, *_fault(plan, expected, kind, step_s))
+    yield Padding(table, (0, 0, 0, INDENT))
+    yield _line(f"goodput {share(expected.goodput)} of the wall time goes into steps that last")
+
+
+def _fault(plan: Plan, expected: Expected, kind: str, step_s: float) -> tuple[str, str, str, str]:
+    """Return the cells of one kind of fault."""
+    mean_s = getattr(expected.mtbf_s, kind)
+    steps, wait_s = getattr(expected.lost_steps, kind), getattr(expected.recovery_s, kind)
+    source = next((tier.type for tier in plan.tiers if kind in tier.survives), "nothing")
+    return (
+        "not given" if mean_s is None else duration(mean_s),
+        UNKNOWN if steps is None else f"{three_digits(steps)} steps, {duration(steps * step_s)}",
+        UNKNOWN if wait_s is None else duration(wait_s),
+        source,
+    )

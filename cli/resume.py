@@ -1,0 +1,180 @@
+"""`dtrain resume`: continue a run from a checkpoint, never from scratch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..specs.codes import Code
+from ..specs.errors import SpecError
+from ..specs.load import load_spec, spec_to_json
+from ..specs.models import Spec
+from ..tiers.disk import DiskTier, Rejected
+from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.jsonfile import Unreadable, read, read_lines
+from ..tiers.layout import RunDir
+from ..tiers.lock import FileLock, Locked
+from ..tiers.memory import memory_dir
+from ..tiers.recovery import Candidate, find
+from .run import check_supported
+from .train import Refused, Start, absolute, identity, locked, train
+
+RUNS = Path("runs")
+DRAINER_TIMEOUT_S = 120.0
+
+
+def resume(arguments: list[str], start: str, as_json: bool) -> int:
+    """Find the run and the checkpoint, then train on. Returns the exit code."""
+    console = Console(stderr=as_json)
+    try:
+        run, spec, spec_folder = _find_run(arguments)
+        check_supported(spec)
+        with locked(run):
+            info = identity(run, spec, spec_folder)
+            _tell_changes(console, run, spec)
+            found, rejected = _what_is_there(run, spec, console)
+            finished = _finished_at(run)
+            chosen = _choose(found, rejected, start, run, finished)
+            if chosen is None or (start == "latest" and chosen[0].version.step == spec.max_steps):
+                step = chosen[0].version.step if chosen else finished
+                console.print(f"already complete at step {step}: nothing to do", highlight=False)
+                return Code.DONE
+            if chosen[0].version.step > spec.max_steps:
+                raise Refused(
+                    Code.BAD_SPEC,
+                    f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
+                    "give a larger max_steps or an earlier checkpoint (--from STEP)",
+                )
+            return train(run, spec, info, _start(chosen, rejected), console, as_json)
+    except SpecError as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.BAD_SPEC
+    except Locked as error:
+        sys.stderr.write(f"another dtrain drives this run: {error}\n")
+        return Code.MISSING_RESOURCE
+    except Refused as error:
+        sys.stderr.write(f"{error}\n")
+        return error.code
+
+
+def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
+    """From the command's words: the run's folder and the spec to go on with."""
+    overrides = [word for word in arguments if "=" in word and not Path(word).exists()]
+    targets = [word for word in arguments if word not in overrides]
+    if len(targets) > 1:
+        raise Refused(Code.USAGE, f"one run at a time, not {' and '.join(targets)}; changes are written key=value")
+    target = Path(targets[0]) if targets else _last_active()
+    if target.is_dir():
+        run = RunDir(target)
+        if not run.spec.is_file():
+            raise Refused(Code.DAMAGED, f"{target} is not the folder of a run: there is no {run.spec.name} in it")
+        return run, absolute(load_spec(run.spec, overrides)), target
+    spec = absolute(load_spec(target, overrides))
+    run = RunDir(Path(spec.output_dir))
+    if not run.root.is_dir():
+        raise Refused(
+            Code.DAMAGED, f"nothing to resume from: output_dir {run.root} does not exist; start it with dtrain run"
+        )
+    return run, spec, target.parent
+
+
+def _last_active() -> Path:
+    events = sorted(RUNS.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not events:
+        raise Refused(Code.DAMAGED, f"nothing to resume from: no run under ./{RUNS}; name its folder")
+    return events[-1].parent
+
+
+def _tell_changes(console: Console, run: RunDir, spec: Spec) -> None:
+    """A spec that is not the one of before is shown as a difference."""
+    try:
+        before = dict(_leaves(read(run.spec)))
+    except Unreadable:
+        return
+    now = dict(_leaves(spec_to_json(spec)))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and key != "output_dir":
+            console.print(f"changed: {key}: {before.get(key)} → {now.get(key)}", highlight=False)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _what_is_there(run: RunDir, spec: Spec, console: Console) -> tuple[list[Candidate], list[Rejected]]:
+    """End what an earlier driver left behind, then look into all tiers."""
+    memory = memory_dir(run)
+    if memory.path.is_dir():
+        for beat in read_heartbeats(memory):
+            end_group(beat.pid)
+        try:
+            with FileLock(memory.drainer_lock, timeout_s=0):
+                pass
+        except Locked:
+            console.print("waiting for the drainer of the run before to finish its checkpoint", highlight=False)
+            with FileLock(memory.drainer_lock, timeout_s=DRAINER_TIMEOUT_S):
+                pass
+        except FileNotFoundError:
+            pass  # it has just given the memory back
+        memory.settle()
+    disk = DiskTier(run.disk(spec.disk_tier.path)) if spec.disk_tier is not None else None
+    owner = memory.path / "owner.json"
+    mine = owner.exists() and run.run.exists() and read(owner).get("run_id") == read(run.run).get("run_id")
+    return find(memory if mine else None, disk)
+
+
+def _finished_at(run: RunDir) -> int | None:
+    steps = [line.get("steps") for line in read_lines(run.events) if line.get("event") == "finished"]
+    return steps[-1] if steps else None
+
+
+def _choose(
+    found: list[Candidate], rejected: list[Rejected], start: str, run: RunDir, finished: int | None
+) -> list[Candidate] | None:
+    """The candidates that `--from` allows, newest first; None: the run is finished and kept nothing."""
+    if start == "latest":
+        chosen = found
+        if not found and finished is not None:
+            return None
+    elif start.isdigit():
+        chosen = [candidate for candidate in found if candidate.version.step == int(start)]
+    else:
+        path = Path(start).resolve()
+        chosen = [candidate for candidate in found if Path(candidate.folder).resolve() == path]
+        if not chosen and path.is_dir():
+            good, bad = DiskTier(path.parent).scan()
+            chosen = [Candidate("disk", c.version, str(c.folder)) for c in good if c.folder.resolve() == path]
+            rejected = [r for r in bad if r.folder.resolve() == path] or rejected
+    if not chosen:
+        raise Refused(Code.DAMAGED, _nothing(found, rejected, start, run))
+    return chosen
+
+
+def _nothing(found: list[Candidate], rejected: list[Rejected], start: str, run: RunDir) -> str:
+    wanted = "" if start == "latest" else f" {start}"
+    lines = [f"nothing to resume from{wanted} in {run.root}; dtrain does not start from scratch under resume"]
+    lines += [f"  there is: step {c.version.step} ({c.tier})" for c in found]
+    lines += [f"  not usable: step {r.version.step}: {r.reason}" for r in rejected]
+    return "\n".join(lines)
+
+
+def _start(chosen: list[Candidate], rejected: list[Rejected]) -> Start:
+    first = chosen[0]
+    passed = [
+        {"tier": "disk", "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
+        for r in rejected
+        if r.version > first.version
+    ]
+    words = f"resuming step {first.version.step} from {first.tier}"
+    return Start(chosen, passed, words)

@@ -1,0 +1,208 @@
+"""The end of a run: what happened, predicted against measured, and where the state is now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..tiers.layout import RunDir, Version
+from .view_events import describe_fault
+from .view_figures import Figure, figures
+from .view_format import for_terminal, human_loss, human_ratio, human_seconds, near, plural
+from .view_state import WARMUP_STEPS, RunState, integer, number
+
+STYLES = {"finished": "bold green", "preempted": "bold yellow", "interrupted": "bold yellow", "failed": "bold red"}
+LABEL = 13
+TABLE_WIDTH = 80
+
+
+def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
+    """Print the summary of a run.
+
+    `outcome` may hold, all of it optional: `status` (finished, preempted, failed, interrupted), `detail`,
+    `seconds`, `state_digest`, and `paths` (folder of the last checkpoint by tier).
+    """
+    ascii_only = console.options.ascii_only
+    console.print()
+    rows = [*_what_happened(state, outcome), *_checkpoints(state, outcome)]
+    for label, value in rows:
+        _print_row(console, label, value, ascii_only)
+    if state.count:
+        console.print()
+        # In a file the numbers are never cut to a width that means nothing there.
+        width = console.width if console.is_terminal else max(TABLE_WIDTH, console.width)
+        console.print(_table(state, plan, ascii_only), width=width, crop=console.is_terminal)
+        console.print(Text(for_terminal(_footnote(state), ascii_only), style="dim"), soft_wrap=not console.is_terminal)
+
+
+def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of the summary for `--json`; what is not known, or not finite, is null."""
+    return {
+        "status": status_of(state, outcome),
+        "detail": outcome.get("detail"),
+        "run_dir": str(state.run_dir),
+        "step": state.step,
+        "max_steps": state.max_steps,
+        "steps_run": state.count,
+        "repeated_steps": state.repeated,
+        "attempts": state.attempts,
+        "restarts": state.restarts,
+        "seconds": _finite(_seconds(state, outcome)),
+        "lost_s": _finite(state.repeated_s + state.downtime_s),
+        "loss": _finite(state.loss),
+        "totals": {key: _finite(value) for key, value in state.totals.items()},
+        "figures": {
+            figure.key: {
+                "predicted": figure.predicted,
+                "measured": _finite(figure.measured),
+                "ratio": _finite(figure.ratio),
+            }
+            for figure in figures(state, plan)
+        },
+        "checkpoints": {
+            tier: {"step": step, "path": _path(state, tier, outcome), "left_out": state.skipped.get(tier, 0)}
+            for tier, step in state.committed.items()
+        },
+        "state_digest": _digest(state, outcome)[0],
+        "state_digest_step": _digest(state, outcome)[1],
+        "faults": [describe_fault(fault) for fault in state.faults],
+        "warnings": state.warnings,
+        "logs": str(RunDir(state.run_dir).logs),
+    }
+
+
+def status_of(state: RunState, outcome: Mapping[str, Any]) -> str:
+    """The caller's word for how the run ended, else what the events say; unfinished without either is failed."""
+    status = outcome.get("status")
+    if isinstance(status, str):
+        return status
+    if state.finished is not None:
+        return "finished"
+    return "preempted" if state.preempted is not None else "failed"
+
+
+def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    status = status_of(state, outcome)
+    seconds = _seconds(state, outcome)
+    took = f" in {human_seconds(seconds)}" if seconds is not None else ""
+    loss = f", loss {human_loss(state.loss)}" if state.loss is not None else ""
+    head = {
+        "finished": f"{plural(state.step, 'step')}{took}{loss}",
+        "preempted": f"stopped when asked to, after step {state.step} of {state.max_steps}{took}{loss}",
+        "interrupted": f"by you, after step {state.step} of {state.max_steps}{took}{loss}",
+    }.get(status, f"after step {state.step} of {state.max_steps}{took}{loss}")
+    rows = [(status, Text(head))]
+    detail = outcome.get("detail")
+    if detail:
+        rows.append(("", Text(str(detail))))
+    elif status == "failed" and state.faults:
+        rows.append(("", Text(describe_fault(state.faults[-1]))))
+    if state.attempts > 1 or state.repeated:
+        rows.append(("lost work", Text(_lost_work(state))))
+    if state.warnings:
+        rows.append(("warnings", Text(f"{state.warnings}, in {near(RunDir(state.run_dir).events)}")))
+    if status != "finished":
+        rows.append(("logs", Text(near(RunDir(state.run_dir).attempt(state.attempt)))))
+        if state.committed:
+            rows.append(("go on with", Text(f"dtrain resume --from latest {near(state.run_dir)}", style="bold")))
+    return rows
+
+
+def _lost_work(state: RunState) -> str:
+    lost = f"{plural(state.repeated, 'step')} repeated ({human_seconds(state.repeated_s)})"
+    down = f", {human_seconds(state.downtime_s)} between fault and next step" if state.downtime_s else ""
+    return f"{plural(state.restarts, 'restart')}, {lost}{down}"
+
+
+def _checkpoints(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    rows: list[tuple[str, Text]] = []
+    width = max((len(tier) for tier in state.committed), default=0)
+    for tier, step in state.committed.items():
+        value = Text(f"{tier:<{width}}  step {step}")
+        left_out = state.skipped.get(tier, 0)
+        value.append(f" ({plural(left_out, 'checkpoint')} left out)" if left_out else "", style="yellow")
+        path = _path(state, tier, outcome)
+        value.append(f"  {near(Path(path))}" if path else "", style="dim")
+        rows.append(("checkpoints" if not rows else "", value))
+    if not rows and state.count:
+        rows.append(("checkpoints", Text("none committed")))
+    digest, of_step = _digest(state, outcome)
+    if digest is not None:
+        which = f"  (step {of_step})" if of_step is not None else ""
+        rows.append(("state digest", Text(digest).append(which, style="dim")))
+    return rows
+
+
+def _print_row(console: Console, label: str, value: Text, ascii_only: bool) -> None:
+    if not console.is_terminal:
+        # One line each in a file: it is searched, not looked at.
+        line = for_terminal(f"{label:<{LABEL}} {value.plain}", ascii_only)
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        return
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=LABEL, no_wrap=True)
+    grid.add_column(overflow="fold")
+    if ascii_only:
+        value = Text(for_terminal(value.plain, ascii_only))
+    grid.add_row(Text(label, style=STYLES.get(label, "dim")), value)
+    console.print(grid)
+
+
+def _table(state: RunState, plan: Mapping[str, Any], ascii_only: bool) -> Table:
+    table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("predicted", "measured", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for figure in figures(state, plan):
+        table.add_row(*_cells(figure, ascii_only))
+    return table
+
+
+def _cells(figure: Figure, ascii_only: bool) -> list[str]:
+    cells = [figure.label, figure.write(figure.predicted), figure.write(figure.measured), human_ratio(figure.ratio)]
+    return [for_terminal(cell, ascii_only) for cell in cells]
+
+
+def _footnote(state: RunState) -> str:
+    count = state.series["step_s"].count
+    return (
+        f"measured: medians over {plural(count, 'step')} (the first {WARMUP_STEPS} of each attempt are left out); "
+        "overhead: all stall over all step time"
+    )
+
+
+def _seconds(state: RunState, outcome: Mapping[str, Any]) -> float | None:
+    own = number(outcome, "seconds")
+    return own if own is not None or state.finished is None else number(state.finished, "seconds")
+
+
+def _digest(state: RunState, outcome: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    own = outcome.get("state_digest")
+    if isinstance(own, str) and own != state.state_digest:
+        return own, state.step
+    return state.state_digest, state.state_digest_step
+
+
+def _path(state: RunState, tier: str, outcome: Mapping[str, Any]) -> str | None:
+    """Folder of a tier's last checkpoint: told by the caller or the event, else where the disk tier keeps it."""
+    paths, event = outcome.get("paths"), state.commit_of[tier]
+    told = paths.get(tier) if isinstance(paths, Mapping) else None
+    told = told or event.get("path")
+    if told:
+        return str(told)
+    attempt, step = integer(event, "attempt"), integer(event, "step")
+    if tier != "disk" or attempt is None or step is None:
+        return None
+    folder = RunDir(state.run_dir).disk("checkpoints") / Version(attempt=attempt, step=step).dirname
+    return str(folder) if folder.is_dir() else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,190 @@
+"""What an event means, in a person's words: decisions and faults, one sentence each."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .view_format import human_seconds, near, plural
+from .view_state import RunState, integer, number
+
+Level = Literal["good", "info", "warn", "bad"]
+
+MAX_DETAIL = 300
+MAX_ALIKE = 3
+"""How often notes that differ only in their numbers are said."""
+_SIGNAL = re.compile(r"SIG[A-Z][A-Z0-9]+\b")
+_SAYS_WHAT_HAPPENED = re.compile(r"(was|has|had|is|did|exited|ended|stopped|raised|failed|died|left|reported|ran)\b")
+_EXIT_CODE = re.compile(r"(?:exit ?code )?(-?\d+)")
+
+
+@dataclass(frozen=True)
+class Note:
+    """One sentence that stays on the screen; `below` is said in a second, quieter line."""
+
+    level: Level
+    text: str
+    below: str = ""
+
+
+class Narrator:
+    """Turns events into notes. What was said once is not said again for every step."""
+
+    def __init__(self, max_restarts: Callable[[], int | None]) -> None:
+        self._max_restarts = max_restarts
+        self._said: set[tuple[object, ...]] = set()
+        self._alike: dict[str, int] = {}
+        self._told: dict[str, Callable[[Mapping[str, Any], RunState], list[Note]]] = {
+            "attempt": self._attempt,
+            "restored": self._restored,
+            "fault": self._fault,
+            "skipped": self._skipped,
+            "warning": self._warning,
+            "preempted": self._preempted,
+        }
+
+    def notes(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        """Return what is to be said about an event which `state` has already taken in."""
+        tell = self._told.get(str(record.get("event")))
+        return tell(record, state) if tell is not None else []
+
+    def _once(self, *key: object) -> bool:
+        """Tell whether this is new."""
+        new = key not in self._said
+        self._said.add(key)
+        return new
+
+    def _few(self, level: Level, text: str) -> list[Note]:
+        """Say the first few of many notes that are alike."""
+        alike = re.sub(r"\d+", "#", text)
+        count = self._alike[alike] = self._alike.get(alike, 0) + 1
+        if count > MAX_ALIKE:
+            return []
+        more = " (more like this go to events.jsonl only)" if count == MAX_ALIKE else ""
+        return [Note(level, text + more)]
+
+    def _attempt(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        attempt = integer(record, "attempt")
+        if attempt is None or not self._once("attempt", attempt):
+            return []
+        where = f": {plural(state.world, 'worker')}" if state.world else ""
+        where += f" on {plural(state.nodes, 'node')}" if state.world and state.nodes else ""
+        return [Note("info", f"attempt {attempt}{where}")]
+
+    def _restored(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        step, tier = integer(record, "step"), record.get("tier")
+        if step is None or not self._once("restored", record.get("attempt"), step, tier):
+            return []
+        skipped = record.get("skipped")
+        notes = []
+        for item in skipped if isinstance(skipped, list) else []:
+            if isinstance(item, dict) and self._once("passed over", *map(str, item.values())):
+                notes.append(Note("warn", f"passed over {_checkpoint(item)}: {_one_line(item.get('reason'))}"))
+        source = f" from {tier}" if tier else ""
+        seconds = number(record, "seconds")
+        took = f" in {_short_time(seconds)}" if seconds is not None else ""
+        return [*notes, Note("good", f"resumed step {step}{source}{took}")]
+
+    def _fault(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        attempt = record.get("attempt", state.attempt)
+        what = describe_fault(record)
+        log = record.get("log")
+        below = f"log: {near(Path(log))}" if isinstance(log, str) and log else ""
+        if not self._once("fault", attempt):
+            return [Note("bad", f"{what} (same attempt)", below)]
+        return [Note("bad", f"{what} — {self._what_follows(record, state)}", below)]
+
+    def _what_follows(self, record: Mapping[str, Any], state: RunState) -> str:
+        """Say what the launcher does now: its own word where the event has it, else by the count of restarts."""
+        own_count, own_limit = integer(record, "restart"), integer(record, "max_restarts")
+        count = state.restarts_in_row if own_count is None else own_count
+        limit = self._max_restarts() if own_limit is None else own_limit
+        if record.get("restarting") is False or (limit is not None and count > limit):
+            return "no restart left" if limit is not None and count > limit else "not restarting"
+        of = f" ({count} of {limit})" if limit is not None else f" (restart {count})"
+        return f"restarting{of} from the newest whole step"
+
+    def _skipped(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        step = integer(record, "step")
+        which = f"step {step}" if step is not None else "a step"
+        return self._few("warn", f"{record.get('tier', 'a tier')} left out {which}: {_one_line(record.get('reason'))}")
+
+    def _warning(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        return self._few("warn", f"warning: {_one_line(record.get('detail'))}")
+
+    def _preempted(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        step, tier = integer(record, "step"), record.get("tier")
+        where = f", safe in {tier}" if tier else ""
+        return [Note("warn", f"asked to stop: step {step} is the last one{where}")] if step is not None else []
+
+
+def describe_fault(record: Mapping[str, Any]) -> str:
+    """`rank 1 was killed by SIGKILL at step 120`, as far as the event knows."""
+    rank, step, node = integer(record, "rank"), integer(record, "step"), record.get("node")
+    who = f"rank {rank}" if rank is not None else "the run"
+    who += f" on {node}" if isinstance(node, str) and node else ""
+    kind, detail = _one_line(record.get("kind"), ""), _one_line(record.get("detail"), "")
+    where = f" at step {step}" if step is not None and f"step {step}" not in detail else ""
+    short = _known(kind, detail)
+    if short is not None:
+        return f"{who} {short}{where}"
+    if _SAYS_WHAT_HAPPENED.match(detail):
+        return f"{who} {detail}{where}"
+    if detail.startswith(who):
+        return f"{detail}{where}"
+    label = kind.replace("_", " ").replace("-", " ") or "failed"
+    verb = f"failed{where}" if label in ("error", "exception", "raise", "raised", "failed", "crash") else None
+    if verb is None:
+        verb = f"failed{where} ({label})"
+    return f"{who} {verb}: {detail}" if detail else f"{who} {verb}"
+
+
+def _known(kind: str, detail: str) -> str | None:
+    """Phrase the faults whose detail is one bare word: a signal, an exit code."""
+    for text in (detail, kind if not detail else ""):
+        if _SIGNAL.match(text):
+            return f"was killed by {text}"
+    code = _EXIT_CODE.fullmatch(detail)
+    if code and kind in ("exit", "exited", "exitcode", "exit_code", "signal"):
+        name = _signal_name(int(code[1]), kind)
+        return f"was killed by {name}" if name else f"exited with code {code[1]}"
+    if kind in ("silent", "hang", "hung", "heartbeat", "stalled") and not detail:
+        return "has been silent"
+    if kind in ("kill", "killed", "signal") and not detail:
+        return "was killed"
+    return None
+
+
+def _signal_name(code: int, kind: str) -> str | None:
+    """Name the signal behind a code: processes ended by one have it as a negative exit code."""
+    if code >= 0 and kind != "signal":
+        return None
+    try:
+        return signal.Signals(abs(code)).name
+    except ValueError:
+        return f"signal {abs(code)}"
+
+
+def _short_time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if 0.05 <= seconds < 59.95 else human_seconds(seconds)
+
+
+def _checkpoint(item: Mapping[str, Any]) -> str:
+    step, tier = item.get("step"), item.get("tier")
+    what = f"step {step}" if step is not None else "a checkpoint"
+    return f"{what} in {tier}" if tier else what
+
+
+def _one_line(value: object, default: str = "no reason given") -> str:
+    """Return the last line of a text: of a traceback that is the one with the error."""
+    if not isinstance(value, str):
+        return default if value is None else str(value)
+    lines = [line.strip() for line in value.splitlines() if line.strip()]
+    if not lines:
+        return default
+    text = "".join(char if char.isprintable() else " " for char in lines[-1])
+    return text if len(text) <= MAX_DETAIL else f"{text[: MAX_DETAIL - 1]}…"

@@ -1,0 +1,76 @@
+"""Predicted against measured: the plan's figures beside the medians of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .view_format import human_bytes, human_percent, human_seconds
+from .view_state import RunState, integer, number
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity that the plan predicts and the run measures; None: not known."""
+
+    key: str
+    label: str
+    predicted: float | None
+    measured: float | None
+    write: Callable[[float | None], str]
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted, or None where there is nothing to divide."""
+        if self.predicted is None or self.measured is None or self.predicted <= 0:
+            return None
+        return self.measured / self.predicted
+
+
+def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures in the order in which they are shown."""
+    iteration, expected, model = (_part(plan, key) for key in ("iteration", "expected", "model"))
+    passes = integer(iteration, "micro_batches")
+
+    def timed(key: str, label: str, measured: float | None) -> Figure:
+        return Figure(key, label, _figure(iteration, key), measured, human_seconds)
+
+    def median(key: str) -> float | None:
+        return state.series[key].median
+
+    bytes_per_rank = _figure(model, "state_bytes_per_rank")
+    return [
+        timed("forward_s", "forward, per pass", _per_pass(median("forward_s"), passes)),
+        timed("backward_s", "backward, per pass", _per_pass(median("backward_s"), passes)),
+        timed("optimizer_s", "optimizer update", median("optimizer_s")),
+        Figure("step_s", "step", planned_step_s(plan), median("step_s"), human_seconds),
+        Figure("overhead", "overhead (stall / step)", _figure(expected, "overhead"), state.overhead, human_percent),
+        Figure("snapshot_bytes", "snapshot, per rank", bytes_per_rank, median("snapshot_bytes"), human_bytes),
+    ]
+
+
+def _part(plan: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = plan.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _figure(part: Mapping[str, Any], key: str) -> float | None:
+    value = number(part, key)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _per_pass(total: float | None, passes: int | None) -> float | None:
+    """Divide a step's sum by its passes; without their number it cannot be told."""
+    return total / passes if total is not None and passes else None
+
+
+def planned_step_s(plan: Mapping[str, Any]) -> float | None:
+    """Add up what the plan says of a step; one missing part leaves no sum."""
+    iteration = _part(plan, "iteration")
+    passes = integer(iteration, "micro_batches")
+    forward, backward, update = (_figure(iteration, key) for key in ("forward_s", "backward_s", "optimizer_s"))
+    if not passes or forward is None or backward is None or update is None:
+        return None
+    return passes * (forward + backward) + update

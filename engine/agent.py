@@ -1,0 +1,169 @@
+"""The workers of one attempt, run by torch's elastic agent.
+
+Traps met with torch 2.13: only a worker given as a command ends in time on a signal; SIGUSR1 and SIGUSR2 must be
+among the handled signals or they kill the agent and orphan the workers; the agent's own exit code says nothing; a
+store reused between attempts can refuse connections. So: a command, our own signal list, our own reading of what
+happened, and a new agent with a new store for every attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from ..specs.models import Spec
+from ..tiers.layout import RunDir
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+START_TIMEOUT_S = 60
+
+
+class Interrupted(BaseException):
+    """A stop signal reached the launcher while no agent was running."""
+
+    def __init__(self, number: int) -> None:
+        """Remember the signal."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the workers ended: exit code of every rank that failed (negative: by signal), or the signal we got."""
+
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    signal_number: int | None = None
+
+
+class RankLogs(LogsSpecs):
+    """Output of each rank in `logs/attempt-N/rank-R.log`."""
+
+    def __init__(self, run: RunDir, attempt: int) -> None:
+        """Log into this attempt's folder."""
+        super().__init__(log_dir=str(run.attempt(attempt)))
+        self.run, self.attempt = run, attempt
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """One file for both streams of a rank."""
+        logs = {local: str(self.run.log(self.attempt, int(env["RANK"]))) for local, env in envs.items()}
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+        nowhere = dict.fromkeys(envs, os.devnull)
+        return LogsDest(stdouts=logs, stderrs=dict(logs), error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        """Folder of the logs."""
+        return str(self.run.attempt(self.attempt))
+
+
+class StopSignals:
+    """Turns stop signals into Interrupted while no agent runs. Use as a context manager."""
+
+    def __init__(self) -> None:
+        """Nothing is changed before it is entered."""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self._before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        self.take_back()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take_back(self) -> None:
+        """Install the handlers (again): an agent leaves its own behind."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._interrupt)
+
+    def ignore(self) -> None:
+        """The run is being brought to its end already."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+
+def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
+    """Start all workers of this node and return when all have ended."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=spec.cluster.workers_per_node,
+        run_id=f"{spec.name}-{attempt}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        rdzv_configs={"timeout": START_TIMEOUT_S},
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=RankLogs(run, attempt),
+        local_addr="127.0.0.1",
+        signals_to_handle=",".join(number.name for number in STOP_SIGNALS),
+        shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
+    )
+    environment = {"DTRAIN_ATTEMPT": str(attempt), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")}
+    if not environment["OMP_NUM_THREADS"]:
+        cores = len(os.sched_getaffinity(0))
+        environment["OMP_NUM_THREADS"] = str(max(1, cores // spec.cluster.workers_per_node))
+    environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
+        try:
+            elastic_launch(config, sys.executable)("-m", "dtrain.engine.worker", str(job))
+        except ChildFailedError as error:
+            return Ended({rank: failure.exitcode for rank, failure in error.failures.items()})
+        except SignalException as error:
+            return Ended(signal_number=int(error.sigval))
+    return Ended()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """The agent hands its own environment to the workers."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextmanager
+def _quiet(path: Path) -> Iterator[None]:
+    """Keep what the agent logs out of the person's terminal; it goes to a file."""
+    logger = logging.getLogger("torch.distributed")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers, propagate = logger.handlers[:], logger.propagate
+    others = [
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.")
+    ]
+    kept = {other: (other.handlers[:], other.propagate) for other in others}
+    for other in others:
+        other.handlers, other.propagate = [], True
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+        for other, (its_handlers, its_propagate) in kept.items():
+            other.handlers, other.propagate = its_handlers, its_propagate
+        handler.close()

@@ -1,0 +1,119 @@
+"""A worker's place in the job: rank, device, process groups, stop signal, heartbeat."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from ..specs.models import Spec
+from ..tiers.heartbeat import DONE_STEP, Heartbeat
+from ..tiers.memory import MemoryDir
+
+PR_SET_PDEATHSIG = 1
+GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the launcher dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or os.getppid() == 1:
+        os._exit(1)
+
+
+@dataclass
+class StopFlag:
+    """Set by SIGTERM, SIGHUP or SIGUSR1; acted on at the end of a step, when all ranks have agreed."""
+
+    is_set: bool = False
+
+    def install(self) -> None:
+        """Let the signals set the flag, and nothing else; Ctrl-C ends the worker at once."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._set)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.is_set = True
+
+
+@dataclass
+class Context:
+    """One worker among the others."""
+
+    rank: int
+    local_rank: int
+    world: int
+    device: torch.device
+    stop: StopFlag
+    heartbeat: Heartbeat
+    control: dist.ProcessGroup | None = field(default=None)
+    step: int = 0
+
+    def beat(self) -> None:
+        """Tell the launcher that this rank makes progress."""
+        self.heartbeat.beat(self.step)
+
+    def sign_off(self) -> None:
+        """Tell the launcher that no more progress is to be expected."""
+        self.heartbeat.beat(DONE_STEP)
+
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        """Sum each number over all ranks (float64, on the host)."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def all_agree(self, mine: bool) -> bool:
+        """Logical and over all ranks."""
+        return self.sum_over_ranks([0.0 if mine else 1.0])[0] == 0.0
+
+    def autocast(self, precision: str) -> torch.autocast:
+        """The precision of forward passes."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+
+
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a worker; `auto` takes CUDA where there is one."""
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
+    """Set up determinism, threads and process groups; returns when all ranks are there."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = pick_device(spec.cluster.device, local_rank)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory; nothing reads it here
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=GROUP_TIMEOUT, device_id=device)
+        control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    else:
+        torch.set_num_threads(max(1, cores // spec.cluster.workers_per_node))
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        control = None
+    return Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), control)
+
+
+def leave() -> None:
+    """End quietly: everything that matters is in files by now, and destructors of dead groups may hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,176 @@
+"""The copier: a thread that moves slices of the state into a slot while the training thread computes.
+
+It copies only as many bytes as the open windows have granted, so the pace is the plan's. Each slice is hashed while
+it is still in the processor's cache. memmove and xxh3 both work without Python's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ..tiers import faults
+
+
+@dataclass(frozen=True)
+class Item:
+    """One piece of a tensor: `nbytes` from byte `begin` of its row-major bytes go to `offset` in the slot's data."""
+
+    tensor: Tensor
+    begin: int
+    nbytes: int
+    offset: int
+
+
+class Mover(Protocol):
+    """How bytes get from a tensor into the slot."""
+
+    def start(self) -> None:
+        """Called on the training thread after the update: what is copied from now on is that state."""
+
+    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
+        """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
+
+
+class HostMover:
+    """Host memory to host memory."""
+
+    def start(self) -> None:
+        """Nothing to wait for: the update has returned."""
+
+    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
+        """Copy by memmove; a tensor that does not lie row by row is brought into that form first."""
+        tensor = item.tensor if item.tensor.is_contiguous() else item.tensor.contiguous()
+        ctypes.memmove(target, tensor.data_ptr() + item.begin + position, nbytes)
+
+
+class CudaMover:
+    """Device memory to page-locked host memory on a side stream of low priority.
+
+    Written for CUDA and never run on a GPU so far; see docs/status.md.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Make the side stream."""
+        self.stream = torch.cuda.Stream(device, priority=0)
+        self.updated = torch.cuda.Event()
+
+    def start(self) -> None:
+        """Let the side stream wait for the update, not the training thread."""
+        self.updated.record()
+        self.stream.wait_event(self.updated)
+
+    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
+        """Copy one slice on the side stream and wait for it on this thread only."""
+        source = item.tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        begin = item.begin + position
+        buffer = (ctypes.c_uint8 * nbytes).from_address(target)
+        with torch.cuda.stream(self.stream):
+            torch.frombuffer(buffer, dtype=torch.uint8).copy_(source[begin : begin + nbytes], non_blocking=True)
+        self.stream.synchronize()
+
+
+class Copier:
+    """Copies one snapshot at a time, in slices, within granted bytes."""
+
+    def __init__(self, mover: Mover, slice_bytes: int) -> None:
+        """Start the thread; it waits until there is something to copy."""
+        self.mover = mover
+        self.slice_bytes = slice_bytes
+        self._changed = threading.Condition()
+        self._items: Sequence[Item] | None = None
+        self._base = 0
+        self._step = 0
+        self._granted = 0
+        self._unlimited = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._done: Callable[[list[str]], None] = lambda digests: None
+        self._thread = threading.Thread(target=self._run, name="dtrain-copier", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: int, items: Sequence[Item], base: int, done: Callable[[list[str]], None]) -> None:
+        """Take on the copy of `items` to address `base`; `done` gets the digest of each item when all are there."""
+        self.mover.start()
+        with self._changed:
+            self._items, self._base, self._step, self._done = items, base, step, done
+            self._granted, self._unlimited = 0, False
+            self._changed.notify_all()
+
+    def grant(self, nbytes: int) -> None:
+        """A window is open: up to `nbytes` more may be copied."""
+        with self._changed:
+            self._granted += nbytes
+            self._changed.notify_all()
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a copy is not yet finished."""
+        with self._changed:
+            return self._items is not None
+
+    def finish(self) -> None:
+        """Wait until the copy is complete; raises what went wrong in the thread."""
+        with self._changed:
+            self._unlimited = True
+            self._changed.notify_all()
+            while self._items is not None:
+                self._changed.wait()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+
+    def stop(self) -> None:
+        """End the thread; an unfinished copy is given up."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=5)
+
+    def _take(self, wanted: int) -> bool:
+        """Wait until bytes are granted; False when the thread is to end."""
+        with self._changed:
+            while not (self._stopping or self._unlimited or self._granted > 0):
+                self._changed.wait()
+            self._granted -= wanted
+            return not self._stopping
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._items is None and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                items = self._items or ()
+            try:
+                self._copy(items)
+            except BaseException as error:  # handed to the training thread by finish()
+                self._error = error
+            with self._changed:
+                self._items = None
+                self._changed.notify_all()
+
+    def _copy(self, items: Sequence[Item]) -> None:
+        digests = []
+        half = len(items) // 2
+        for number, item in enumerate(items):
+            hasher = xxhash.xxh3_128()
+            for position in range(0, item.nbytes, self.slice_bytes):
+                size = min(self.slice_bytes, item.nbytes - position)
+                if not self._take(size):
+                    return
+                target = self._base + item.offset + position
+                self.mover.move(item, position, size, target)
+                hasher.update((ctypes.c_char * size).from_address(target))
+            digests.append(hasher.hexdigest())
+            if number == half:
+                faults.point("copy.slice", self._step)
+        self._done(digests)

@@ -1,0 +1,102 @@
+"""Plain text as samples of `seq_len + 1` byte tokens."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+STDLIB = "python:stdlib"
+MAPPED_FROM = 64 * 2**20
+EDGE = 2**20
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+
+
+class DataError(Exception):
+    """The data set cannot be used; the message says why and what to do."""
+
+
+class TextData:
+    """Runs of tokens cut from the joined text; sample i begins at token i · seq_len."""
+
+    def __init__(self, path: str, seq_len: int) -> None:
+        """Read a file, a folder of files or the standard library; raises DataError."""
+        files = list(text_files(path))
+        if not files:
+            raise DataError(f"dataset.path {path!r}: no files in it")
+        self.parts = list(_parts(files))
+        self.ends = np.cumsum([len(part) for part in self.parts])
+        self.tokens = int(self.ends[-1])
+        self.seq_len = seq_len
+        self.path = path
+        if self.tokens < seq_len + 1:
+            raise DataError(f"dataset.path {path!r}: {self.tokens} tokens are fewer than one sample of {seq_len + 1}")
+
+    def __len__(self) -> int:
+        return (self.tokens - 1) // self.seq_len
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = index * self.seq_len
+        return torch.from_numpy(self._read(start, start + self.seq_len + 1).astype(np.int64))
+
+    def fingerprint(self) -> str:
+        """A hash that changes when the text does: its length, and the first and last MiB of every part."""
+        hasher = xxhash.xxh3_128()
+        for part in self.parts:
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(np.ascontiguousarray(part[:EDGE]))
+            hasher.update(np.ascontiguousarray(part[-EDGE:]))
+        return hasher.hexdigest()
+
+    def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        number = int(np.searchsorted(self.ends, start, side="right"))
+        pieces = []
+        while start < stop:
+            begin = int(self.ends[number]) - len(self.parts[number])
+            piece = self.parts[number][start - begin : stop - begin]
+            pieces.append(piece)
+            start += len(piece)
+            number += 1
+        return np.concatenate(pieces)
+
+
+def text_files(path: str) -> Iterator[Path]:
+    """The files that make up the text, in an order that does not depend on the machine."""
+    if path == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        for file in sorted(root.rglob("*.py")):
+            if not _LEFT_OUT.intersection(file.relative_to(root).parts):
+                yield file
+        return
+    root = Path(path)
+    if root.is_file():
+        yield root
+    elif root.is_dir():
+        yield from sorted(file for file in root.rglob("*") if file.is_file() and not file.name.startswith("."))
+    else:
+        raise DataError(f"dataset.path {path!r}: no such file or folder (relative paths: from {Path.cwd()})")
+
+
+def _parts(files: list[Path]) -> Iterator[NDArray[np.uint8]]:
+    """Small files joined in memory, large ones mapped."""
+    joined = bytearray()
+    for file in files:
+        try:
+            if file.stat().st_size < MAPPED_FROM:
+                joined += file.read_bytes()
+                continue
+            mapped = np.memmap(file, dtype=np.uint8, mode="r")
+        except OSError as error:
+            raise DataError(f"dataset.path: {file}: {error.strerror}") from error
+        if joined:
+            yield np.frombuffer(bytes(joined), dtype=np.uint8)
+            joined.clear()
+        yield mapped
+    if joined:
+        yield np.frombuffer(bytes(joined), dtype=np.uint8)

@@ -1,0 +1,90 @@
+"""What the launcher tells the workers of one attempt, and what they tell it back, as JSON files."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..tiers.jsonfile import Unreadable, dumps, read, replace
+from ..tiers.layout import RunDir
+from ..tiers.recovery import Candidate, candidate_from_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt: where, and what to continue from. No candidates: begin at step 0."""
+
+    run_dir: str
+    memory_dir: str
+    run_id: str
+    attempt: int
+    import_paths: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[dict[str, Any], ...] = ()
+
+    def write(self) -> Path:
+        """Write the job file of this attempt."""
+        path = RunDir(Path(self.run_dir)).job(self.attempt)
+        replace(path, dumps({**asdict(self), "candidates": [c.to_json() for c in self.candidates]}))
+        return path
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file."""
+    value = read(path)
+    value["candidates"] = tuple(candidate_from_json(item) for item in value["candidates"])
+    return Job(**{**value, "import_paths": tuple(value["import_paths"]), "skipped": tuple(value["skipped"])})
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """What ended a worker, in its own words."""
+
+    rank: int
+    kind: str
+    message: str
+    trace: str
+    exit_code: int
+    final: bool
+    time: float
+
+
+def write_error(run: RunDir, attempt: int, rank: int, error: BaseException, exit_code: int, *, final: bool) -> None:
+    """Leave a note for the launcher; `final` says that a restart would end the same way."""
+    trace = "".join(traceback.format_exception(error))
+    note = WorkerError(rank, type(error).__name__, str(error), trace, exit_code, final, time.time())
+    replace(run.error(attempt, rank), dumps(asdict(note)))
+
+
+def read_error(run: RunDir, attempt: int, rank: int) -> WorkerError | None:
+    """The note a worker left, if it did."""
+    try:
+        return WorkerError(**read(run.error(attempt, rank)))
+    except (Unreadable, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an attempt ended for rank 0: after which step, with what state."""
+
+    step: int
+    state_digest: str | None
+    loss: float | None
+    preempted: bool
+
+
+def write_result(run: RunDir, attempt: int, result: Result) -> None:
+    """Rank 0 says that the attempt ended as it should."""
+    replace(run.attempt(attempt) / "result.json", dumps(asdict(result)))
+
+
+def read_result(run: RunDir, attempt: int) -> Result | None:
+    """The result of an attempt, if it ended as it should."""
+    try:
+        return Result(**read(run.attempt(attempt) / "result.json"))
+    except (Unreadable, TypeError):
+        return None

@@ -1,0 +1,247 @@
+"""The life of a run: attempts of workers, one after the other, until it is finished, stopped or past help."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..planners.plan import Plan
+from ..specs.codes import Code
+from ..specs.models import Spec
+from ..tiers.disk import DiskTier
+from ..tiers.drainer import DrainJob
+from ..tiers.heartbeat import clear_heartbeats, end_group, read_heartbeats
+from ..tiers.jsonfile import append_event, read_lines
+from ..tiers.layout import RunDir, Version
+from ..tiers.memory import MemoryDir
+from ..tiers.recovery import Candidate, find
+from .agent import Ended, Interrupted, StopSignals, run_workers
+from .drain import DrainerProcess
+from .job import Job, Result, read_error, read_result
+from .preflight import disk_root
+from .supervise import Supervisor
+from .verdict import Fault, find_fault
+from .watch import DrainerWatch
+
+DRAIN_TIMEOUT_S = 3600.0
+INTERRUPT_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, for the person and for the exit code."""
+
+    status: str
+    code: Code
+    message: str
+    step: int
+    attempt: int
+    state_digest: str | None = None
+    loss: float | None = None
+    seconds: float = 0.0
+    trace: str | None = None
+    log: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Launcher:
+    """Drives one run on this machine. The caller holds the run's lock."""
+
+    def __init__(
+        self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...]
+    ) -> None:
+        """Prepare; nothing is started yet."""
+        self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
+        self.run_id, self.import_paths = run_id, import_paths
+        root = disk_root(spec, run)
+        self.disk = DiskTier(root) if root is not None else None
+        self.drainer: DrainerProcess | None = None
+        if spec.disk_tier is not None:
+            job = DrainJob(str(run.root), str(memory.path), str(root), spec.disk_tier.keep, run_id)
+            self.drainer = DrainerProcess(run, job)
+        self.signals = StopSignals()
+        self.attempt = 0
+        self.started = time.monotonic()
+        self.step_reached = 0
+
+    def drive(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
+        """Train from the first usable candidate (none: from step 0) to the end."""
+        with self.signals:
+            try:
+                if self.drainer is not None:
+                    self.drainer.start()
+                return self._attempts(candidates, skipped)
+            except Interrupted as stop:
+                return self._stopped(stop.number)
+            finally:
+                self._clean_up()
+
+    def _attempts(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
+        base, failures, first, progressed = candidates, 0, None, False
+        while True:
+            self.attempt = self.run.next_attempt()
+            first = first or self.attempt
+            ended, hangs_fault = self._one_attempt(candidates, skipped)
+            result = read_result(self.run, self.attempt)
+            if ended.signal_number is not None:
+                return self._stopped(ended.signal_number)
+            if result is not None and hangs_fault is None and not _failed_after_all(ended):
+                return self._ended(result)
+            fault = hangs_fault or find_fault(self.run, self.attempt, ended, (), self.spec.world_size)
+            made_progress = self._made_progress()
+            progressed = progressed or made_progress
+            failures = 1 if made_progress else failures + 1
+            self._event("fault", rank=fault.rank, kind=fault.kind, detail=fault.detail, log=self._log_of(fault))
+            if fault.final or (fault.kind == "exception" and not progressed):
+                return self._failed(fault, "a restart would end the same way")
+            if failures > self.spec.cluster.max_restarts:
+                return self._failed(fault, f"{failures} failures in a row without a finished step between them")
+            candidates, skipped = self._candidates_again(base, first)
+
+    def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> tuple[Ended, Fault | None]:
+        """Run the workers once; what they leave behind is cleaned up before this returns."""
+        clear_heartbeats(self.memory)
+        job = Job(
+            str(self.run.root), str(self.memory.path), self.run_id, self.attempt, self.import_paths,
+            tuple(candidates), tuple(skipped),
+        ).write()  # fmt: skip
+        self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
+        watch = DrainerWatch(self.drainer, self.attempt)
+        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
+        try:
+            with supervisor, watch:
+                ended = run_workers(self.run, self.attempt, self.spec, job)
+        finally:
+            self.signals.take_back()
+            for beat in read_heartbeats(self.memory):
+                end_group(beat.pid)
+            self.memory.settle()
+        hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
+        return ended, hang
+
+    def _candidates_again(self, base: list[Candidate], first: int) -> tuple[list[Candidate], list[dict[str, Any]]]:
+        """After a fault: what this process has made since, then what it began from."""
+        if self.spec.memory_tier is None:
+            self._wait_for_drain()
+        memory = self.memory if self.spec.memory_tier is not None else None
+        found, rejected = find(memory, self.disk)
+        fresh = [candidate for candidate in found if candidate.version.attempt >= first]
+        passed = [
+            {"tier": "disk", "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason} for r in rejected
+        ]
+        return fresh + [candidate for candidate in base if candidate not in fresh], passed
+
+    def _wait_for_drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        while self.memory.pending() and self.drainer is not None and time.monotonic() < deadline:
+            self.drainer.check(self.attempt)
+            if not self.drainer.running:
+                return
+            time.sleep(0.05)
+
+    def _made_progress(self) -> bool:
+        lines = read_lines(self.run.metrics)
+        steps = [int(line["step"]) for line in lines if line.get("attempt") == self.attempt]
+        self.step_reached = max([self.step_reached, *steps])
+        return bool(steps)
+
+    def _ended(self, result: Result) -> Outcome:
+        """The workers left in good order: at the last step, or because they were told to stop."""
+        self.signals.ignore()
+        self.step_reached = result.step
+        durable = self._carry_to_disk(DRAIN_TIMEOUT_S)
+        if result.preempted:
+            return self._preempted(durable, result.loss)
+        seconds = time.monotonic() - self.started
+        if self.disk is not None and durable is None:
+            message = "finished, but the last checkpoint could not be written to disk; it is still in memory"
+            return self._outcome("failed", Code.MISSING_RESOURCE, message, result.state_digest, result.loss)
+        self._event("finished", step=result.step, steps=result.step, state_digest=result.state_digest, seconds=seconds)
+        self.memory.remove()
+        return self._outcome("finished", Code.DONE, f"finished {result.step} steps", result.state_digest, result.loss)
+
+    def _stopped(self, number: int) -> Outcome:
+        """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
+        import signal
+
+        self.signals.ignore()
+        name = signal.Signals(number).name
+        self._made_progress()
+        if number == signal.SIGINT:
+            durable = self._carry_to_disk(INTERRUPT_DRAIN_S)
+            kept = durable or max(self.memory.whole(), default=None)
+            where = f"; newest checkpoint: step {kept.step}" if kept is not None else "; nothing was stored"
+            if durable is not None:
+                self.memory.remove()
+            return self._outcome("interrupted", Code.INTERRUPTED, f"interrupted{where}")
+        result = read_result(self.run, self.attempt) if self.attempt else None
+        if result is not None and not result.preempted:
+            return self._ended(result)
+        durable = self._carry_to_disk(DRAIN_TIMEOUT_S)
+        if durable is None and not self.memory.whole():
+            return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
+        return self._preempted(durable, result.loss if result else None)
+
+    def _preempted(self, durable: Version | None, loss: float | None) -> Outcome:
+        kept = durable or max(self.memory.whole())
+        tier = "disk" if durable is not None else "memory"
+        self._event("preempted", step=kept.step, tier=tier)
+        if durable is not None:
+            self.memory.remove()
+        note = "" if durable is not None else " (only in this node's memory: the spec has no disk tier, or it failed)"
+        message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}"
+        return self._outcome("preempted", Code.PREEMPTED, message, loss=loss)
+
+    def _failed(self, fault: Fault, why: str) -> Outcome:
+        self.signals.ignore()
+        self._carry_to_disk(DRAIN_TIMEOUT_S)
+        error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
+        outcome = self._outcome("failed", fault.code, f"{fault.detail} ({why})")
+        trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
+        return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
+
+    def _carry_to_disk(self, timeout_s: float) -> Version | None:
+        """Let the newest whole snapshot reach the disk and end the drainer; returns the newest version on disk."""
+        self.memory.settle()
+        newest = max(self.memory.whole(), default=None)
+        if self.disk is None or self.drainer is None:
+            return None
+        if newest is not None and not self.disk.has(newest):
+            self.memory.mark_for_drain(newest)
+        for _ in range(3):  # a drainer that dies on the way is started again
+            if self.drainer.stop(timeout_s) and not self.memory.pending():
+                break
+            if timeout_s < DRAIN_TIMEOUT_S:
+                break
+            self.drainer.start()
+        on_disk = max((checkpoint.version for checkpoint in self.disk.scan()[0]), default=None)
+        return on_disk if newest is None or on_disk == newest else None
+
+    def _clean_up(self) -> None:
+        for beat in read_heartbeats(self.memory):
+            end_group(beat.pid)
+        if self.drainer is not None:
+            self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
+        if self.memory.path.is_dir() and not self.memory.whole():
+            self.memory.remove()
+
+    def _outcome(
+        self, status: str, code: Code, message: str, state_digest: str | None = None, loss: float | None = None
+    ) -> Outcome:
+        seconds = time.monotonic() - self.started
+        return Outcome(status, code, message, self.step_reached, self.attempt, state_digest, loss, seconds)
+
+    def _log_of(self, fault: Fault) -> str | None:
+        return str(self.run.log(self.attempt, fault.rank)) if fault.rank is not None else None
+
+    def _event(self, event: str, step: int | None = None, **details: object) -> None:
+        append_event(self.run.events, event, step, self.attempt, **details)
+
+
+_SPOKEN_FOR = {"NothingUsable", "StateError", "DataError", "UserCodeError", "TrainingDiverged"}
+
+
+def _failed_after_all(ended: Ended) -> bool:
+    """A result was written, yet a rank did not leave as it should."""
+    return any(code not in (Code.DONE, Code.PREEMPTED) for code in ended.exit_codes.values())

@@ -1,0 +1,1 @@
+"""Models: the built-in GPT, and people's own."""

@@ -1,0 +1,142 @@
+"""A llama-style decoder: RMSNorm, rotary positions, SwiGLU or GELU, grouped-query attention, no biases.
+
+Sources: RMSNorm arXiv:1910.07467, rotary positions arXiv:2104.09864, SwiGLU arXiv:2002.05202, grouped-query attention
+arXiv:2305.13245. Shapes in comments: B batch, T tokens, D d_model, H heads, K key-value heads, h head size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...specs.models import GptModel
+
+INIT_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions."""
+
+    def __init__(self, spec: GptModel) -> None:
+        """Make the four projections."""
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = spec.n_heads, spec.kv_heads, spec.head_dim
+        self.dropout = spec.dropout
+        self.wq = nn.Linear(spec.d_model, self.heads * self.head_dim, bias=False)
+        self.wk = nn.Linear(spec.d_model, self.kv_heads * self.head_dim, bias=False)
+        self.wv = nn.Linear(spec.d_model, self.kv_heads * self.head_dim, bias=False)
+        self.wo = nn.Linear(self.heads * self.head_dim, spec.d_model, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]."""
+        batch, length, _ = x.shape
+        q = self.wq(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)  # [B, H, T, h]
+        k = self.wk(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)  # [B, K, T, h]
+        v = self.wv(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(
+            rotate(q, cos, sin),
+            rotate(k, cos, sin),
+            v,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        output: Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return output
+
+
+class Mlp(nn.Module):
+    """SwiGLU or GELU feed-forward."""
+
+    def __init__(self, spec: GptModel) -> None:
+        """Make the projections; SwiGLU has a gate beside them."""
+        super().__init__()
+        if spec.activation == "swiglu":
+            self.gate = nn.Linear(spec.d_model, spec.ff_dim, bias=False)
+        self.up = nn.Linear(spec.d_model, spec.ff_dim, bias=False)
+        self.down = nn.Linear(spec.ff_dim, spec.d_model, bias=False)
+        self.gated = spec.activation == "swiglu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]."""
+        hidden = F.silu(self.gate(x)) * self.up(x) if self.gated else F.gelu(self.up(x))
+        output: Tensor = self.down(hidden)
+        return output
+
+
+class Block(nn.Module):
+    """One transformer block, normalised before each part."""
+
+    def __init__(self, spec: GptModel) -> None:
+        """Make norms, attention and MLP."""
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(spec.d_model)
+        self.attention = Attention(spec)
+        self.mlp_norm = nn.RMSNorm(spec.d_model)
+        self.mlp = Mlp(spec)
+        self.drop = nn.Dropout(spec.dropout)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]."""
+        x = x + self.drop(self.attention(self.attention_norm(x), cos, sin))
+        output: Tensor = x + self.drop(self.mlp(self.mlp_norm(x)))
+        return output
+
+
+class Gpt(nn.Module):
+    """The decoder; `forward` takes token ids [B, T+1] and returns the mean loss of predicting the last T."""
+
+    def __init__(self, spec: GptModel) -> None:
+        """Make the layers and draw their weights from the global generator."""
+        super().__init__()
+        self.spec = spec
+        self.embedding = nn.Embedding(spec.vocab_size, spec.d_model)
+        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.n_layers))
+        self.norm = nn.RMSNorm(spec.d_model)
+        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
+        if spec.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self._init_weights()
+        self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def _init_weights(self) -> None:
+        """Normal weights; what writes into the residual stream is scaled by its depth (GPT-2, section 2.3)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            residual = name.endswith(("attention.wo.weight", "mlp.down.weight"))
+            std = INIT_STD / math.sqrt(2 * self.spec.n_layers) if residual else INIT_STD
+            nn.init.normal_(parameter, std=std)
+
+    def _positions(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, h/2] of every position and frequency."""
+        key = (length, device)
+        if key not in self._rotary:
+            half = self.spec.head_dim // 2
+            frequency = self.spec.rope_theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+            angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
+            self._rotary[key] = (angle.cos(), angle.sin())
+        return self._rotary[key]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → logits [B, T, vocab]."""
+        cos, sin = self._positions(tokens.shape[1], tokens.device)
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        output: Tensor = self.head(self.norm(x))
+        return output
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T+1] → mean cross-entropy of the next token."""
+        logits = self.logits(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the two halves of each head [B, H, T, h] by the position's angles."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)

@@ -1,0 +1,70 @@
+"""Is everything there that the run needs? Asked before a worker starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..planners.plan import Plan
+from ..specs.models import Spec
+from ..tiers.layout import RunDir
+from ..tiers.memory import SLOTS, TMPFS, MemoryDir
+
+
+class MissingResource(Exception):
+    """A device, memory or disk that the run needs is not there; the message says what and how much."""
+
+
+def preflight(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir) -> None:
+    """Raise MissingResource with everything that is missing, each with figures and a remedy."""
+    problems = [*_devices(spec), *_memory(spec, plan, memory), *_disk(spec, plan, run)]
+    if problems:
+        raise MissingResource("\n".join(problems))
+
+
+def _devices(spec: Spec) -> Iterator[str]:
+    if spec.cluster.device == "cuda" and not torch.cuda.is_available():
+        yield "cluster.device is cuda, but torch finds no CUDA device here; use device: auto or cpu"
+        return
+    wants_cuda = spec.cluster.device == "cuda" or (spec.cluster.device == "auto" and torch.cuda.is_available())
+    if wants_cuda and torch.cuda.device_count() < spec.cluster.workers_per_node:
+        yield (
+            f"cluster.workers_per_node is {spec.cluster.workers_per_node}, "
+            f"but there are {torch.cuda.device_count()} CUDA devices here"
+        )
+
+
+def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
+    if not spec.tiers or plan.model.state_bytes is None:
+        return
+    needed = SLOTS * plan.model.state_bytes // spec.cluster.nodes
+    held = sum(file.stat().st_blocks * 512 for file in memory.path.iterdir()) if memory.path.is_dir() else 0
+    free = shutil.disk_usage(TMPFS).free + held
+    if needed > free:
+        yield (
+            f"snapshots need {needed:,} bytes in {TMPFS} ({SLOTS} slots), free are {free:,}; "
+            f"make it larger (mount -o remount,size=… {TMPFS}) or train without tiers (tiers=[])"
+        )
+
+
+def _disk(spec: Spec, plan: Plan, run: RunDir) -> Iterator[str]:
+    tier = spec.disk_tier
+    if tier is None:
+        return
+    folder = run.disk(tier.path)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield f"the disk tier's folder {folder} cannot be written ({existing} does not allow it)"
+        return
+    free = shutil.disk_usage(existing).free
+    if plan.model.state_bytes is not None and free < plan.model.state_bytes:
+        yield f"one checkpoint needs {plan.model.state_bytes:,} bytes in {folder}, free are {free:,}"
+
+
+def disk_root(spec: Spec, run: RunDir) -> Path | None:
+    """Folder of the disk tier, if the spec has one."""
+    return run.disk(spec.disk_tier.path) if spec.disk_tier is not None else None

@@ -1,0 +1,256 @@
+"""Snapshots: the state of a step copied slice by slice into a slot while the next step computes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..planners.shards import TensorInfo, divide
+from ..tiers import faults
+from ..tiers.digest import digest
+from ..tiers.layout import Version
+from ..tiers.memory import MemoryDir, Slot, SlotRecord
+from ..tiers.shardfile import Entry, Shard
+from .copier import Copier, HostMover, Item, Mover
+from .state import TrainState, infos, random_states, tensor_bytes
+
+WAIT_S = 0.005
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Which steps are stored where; 0 means never. `drain_patient`: wait for a slow disk rather than skip it."""
+
+    memory: int
+    disk: int
+    drain_patient: bool
+
+    def memory_due(self, step: int) -> bool:
+        """Tell whether the state of `step` belongs to the memory tier."""
+        return self.memory > 0 and step % self.memory == 0
+
+    def drain(self, step: int) -> bool:
+        """Tell whether the state of `step` goes to disk."""
+        return self.disk > 0 and step % self.disk == 0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The plan's storage parameters: bytes that each kind of window may copy, in slices of `slice_bytes`."""
+
+    forward_bytes: int
+    backward_bytes: int
+    slice_bytes: int
+
+
+class OpenSlot:
+    """A slot mapped into this process, every page touched."""
+
+    def __init__(self, slot: Slot, header: bytes, size: int) -> None:
+        """Make the file if it is not there in this form, and map it. Raises OSError when tmpfs is full."""
+        self.slot = slot
+        descriptor = os.open(slot.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.fstat(descriptor).st_size != size or os.pread(descriptor, len(header), 0) != header:
+                slot.invalidate()
+                os.ftruncate(descriptor, 0)
+                os.posix_fallocate(descriptor, 0, size)  # takes the pages now: a full tmpfs is an error here, no SIGBUS
+                os.pwrite(descriptor, header, 0)
+            self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(descriptor)
+        self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + len(header)
+
+    def lock_pages(self) -> None:
+        """Page-lock the slot for copies from a CUDA device."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        error = torch.cuda.cudart().cudaHostRegister(address, len(self._map), 0)
+        if int(error) != 0:
+            raise OSError(f"cudaHostRegister of {len(self._map)} bytes failed with {error}")
+
+
+class Snapshots:
+    """Stores this rank's shard of every due step; one per worker."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        memory: MemoryDir,
+        *,
+        run_id: str,
+        attempt: int,
+        rank: int,
+        world: int,
+        device: torch.device,
+        cadence: Cadence,
+        pace: Pace,
+        restored: Version | None,
+        alive: Callable[[], None],
+    ) -> None:
+        """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded."""
+        self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
+        self.rank, self.world, self.device = rank, world, device
+        self.cadence, self.pace, self.alive = cadence, pace, alive
+        self.pieces = divide(infos(state.constant()), world)[rank]
+        self.boundary = self._boundary_bytes()
+        self.bytes_over_ranks = self._bytes_over_ranks()
+        self.shard = Shard(rank, world, run_id, self._entries())
+        self.header = self.shard.header()
+        size = len(self.header) + self.shard.data_bytes
+        self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world)]
+        if device.type == "cuda":
+            for slot in self.slots:
+                slot.lock_pages()
+        self._drop_all_but(restored)
+        self.safe = restored
+        self.current: Version | None = None
+        self.current_slot: OpenSlot | None = None
+        self.copier = Copier(self._mover(), pace.slice_bytes)
+
+    def _mover(self) -> Mover:
+        if self.device.type == "cuda":
+            from .copier import CudaMover
+
+            return CudaMover(self.device)
+        return HostMover()
+
+    def _bytes_over_ranks(self) -> int:
+        """Bytes of one snapshot on all ranks together."""
+        constant = sum(info.nbytes for info in infos(self.state.constant()))
+        buffers = sum(info.nbytes for info in infos(self.state.changing()))
+        return constant + buffers + self.world * sum(len(data) for data in random_states(self.device).values())
+
+    def _entries(self) -> tuple[Entry, ...]:
+        entries = [
+            Entry(p.tensor.name, p.tensor.dtype, p.shape, p.start, p.tensor.shape, p.nbytes) for p in self.pieces
+        ]
+        entries += [Entry(info.name, info.dtype, info.shape, 0, info.shape, info.nbytes) for info, _ in self.boundary]
+        return tuple(entries)
+
+    def _boundary_bytes(self) -> list[tuple[TensorInfo, bytes | memoryview]]:
+        """What may change in a forward pass: random states of every rank, and rank 0's buffers (those count in DDP)."""
+        found: list[tuple[TensorInfo, bytes | memoryview]] = []
+        if self.rank == 0:
+            buffers = self.state.changing()
+            found += [(info, tensor_bytes(buffers[info.name])) for info in infos(buffers)]
+        for name, data in random_states(self.device).items():
+            found.append((TensorInfo(name, "U8", (len(data),)), data))
+        return found
+
+    def _drop_all_but(self, kept: Version | None) -> None:
+        """Whatever else lies in the slots is from a past that the run did not continue."""
+        for slot in self.slots:
+            record = slot.slot.record()
+            if record is None or (record.version != kept and not slot.slot.pinned):
+                slot.slot.invalidate()
+
+    def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> None:
+        """The update of `step` is done: take on its snapshot, if it is due. `meta` goes into the manifest.
+
+        `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. A disk interval that
+        dtrain chose by itself is skipped then; one that the spec asks for is waited for.
+        """
+        drain = self.cadence.drain(step) and (self.cadence.drain_patient or not drain_busy)
+        if drain or self.cadence.memory_due(step):
+            self.take(step, meta, drain=drain)
+
+    def take(self, step: int, meta: dict[str, Any], *, drain: bool) -> None:
+        """Take on the snapshot of `step` whether it is due or not."""
+        faults.point("copy.begin", step)
+        slot = self._free_slot()
+        slot.slot.invalidate()
+        version = Version(attempt=self.attempt, step=step)
+        position = sum(piece.nbytes for piece in self.pieces)
+        boundary = []
+        for info, data in self._boundary_bytes():
+            ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
+            boundary.append(digest(data))
+            position += info.nbytes
+        self.current, self.current_slot = version, slot
+        commit = self._committer(slot, version, boundary, meta if self.rank == 0 else {}, drain)
+        self.copier.begin(step, self._items(), slot.data, commit)
+
+    def _items(self) -> list[Item]:
+        live = self.state.constant()
+        items, offset = [], 0
+        for piece in self.pieces:
+            items.append(Item(live[piece.tensor.name], piece.offset_bytes, piece.nbytes, offset))
+            offset += piece.nbytes
+        return items
+
+    def _committer(
+        self, slot: OpenSlot, version: Version, boundary: list[str], meta: dict[str, Any], drain: bool
+    ) -> Callable[[list[str]], None]:
+        header_digest = digest(self.header)
+
+        def commit(digests: list[str]) -> None:
+            faults.point("copy.record", version.step)
+            record = SlotRecord(
+                run_id=self.run_id,
+                step=version.step,
+                attempt=version.attempt,
+                rank=self.rank,
+                world=self.world,
+                slot=slot.slot.index,
+                header_digest=header_digest,
+                digests=(*digests, *boundary),
+                meta=meta,
+            )
+            slot.slot.commit(record, drain=drain)
+            faults.point("copy.committed", version.step)
+
+        return commit
+
+    def forward_window(self) -> None:
+        """A forward pass begins."""
+        self.copier.grant(self.pace.forward_bytes)
+
+    def backward_window(self) -> None:
+        """A backward pass begins."""
+        self.copier.grant(self.pace.backward_bytes)
+
+    def finish(self) -> int:
+        """Wait for the snapshot under way; returns its bytes, 0 when there was none."""
+        if self.current is None:
+            return 0
+        self.copier.finish()
+        return self.shard.data_bytes
+
+    def superseded(self) -> Version | None:
+        """Every rank has finished: the snapshot is whole, older ones may be overwritten. Returns its version."""
+        if self.current is not None:
+            self.safe = self.current
+        whole, self.current = self.current, None
+        return whole
+
+    def salvage(self) -> None:
+        """The step has failed: complete this rank's copy all the same, the others may have theirs."""
+        if self.current is not None:
+            with contextlib.suppress(Exception):
+                self.copier.finish()
+
+    def close(self) -> None:
+        """End the copier."""
+        self.copier.stop()
+
+    def draining(self) -> bool:
+        """Tell whether the drainer still holds one of this rank's slots."""
+        return any(slot.slot.pinned for slot in self.slots)
+
+    def _free_slot(self) -> OpenSlot:
+        """A slot that holds neither the newest whole version nor one the drainer needs; waits for it."""
+        while True:
+            for slot in self.slots:
+                record = slot.slot.record()
+                if not slot.slot.pinned and (record is None or record.version != self.safe):
+                    return slot
+            self.alive()
+            time.sleep(WAIT_S)

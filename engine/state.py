@@ -1,0 +1,165 @@
+"""Everything that must survive a restart, by canonical name: weights, buffers, moments, random states."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..planners.shards import TensorInfo
+from ..tiers.digest import digest, state_digest
+
+DTYPE_TAGS: dict[torch.dtype, str] = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+_PYTHON = struct.Struct("<625IBd")
+_NUMPY = struct.Struct("<624IiBd")
+
+
+class StateError(Exception):
+    """The state cannot be stored, or a checkpoint does not fit the model; the message says which tensors."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The live model and optimizer, seen as named tensors."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def constant(self) -> dict[str, Tensor]:
+        """Tensors that change only in the optimizer update: parameters, then what the optimizer keeps of each."""
+        tensors = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor):
+                    raise StateError(f"the optimizer keeps a {type(value).__name__} as {key!r} of {name}, not a tensor")
+                tensors[f"optimizer.{name}.{key}"] = value
+        return tensors
+
+    def changing(self) -> dict[str, Tensor]:
+        """Tensors that may change in a forward pass: all buffers, also those that a state_dict leaves out."""
+        return {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
+
+    def ties(self) -> dict[str, str]:
+        """Further names of shared parameters → the name they are stored under."""
+        first: dict[int, str] = {}
+        aliases = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            kept = first.setdefault(id(parameter), f"model.{name}")
+            if kept != f"model.{name}":
+                aliases[f"model.{name}"] = kept
+        return aliases
+
+    def digest(self) -> str:
+        """The state digest of the live state."""
+        return state_digest(
+            (name, tag_of(tensor, name), tuple(tensor.shape), digest(tensor_bytes(tensor)))
+            for name, tensor in (self.constant() | self.changing()).items()
+        )
+
+
+def tag_of(tensor: Tensor, name: str) -> str:
+    """The safetensors tag of a tensor's dtype; raises StateError for one that has none."""
+    try:
+        return DTYPE_TAGS[tensor.dtype]
+    except KeyError:
+        raise StateError(f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold") from None
+
+
+def infos(tensors: Mapping[str, Tensor]) -> list[TensorInfo]:
+    """Names, dtypes and shapes, for the division among ranks."""
+    return [TensorInfo(name, tag_of(tensor, name), tuple(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The row-major bytes of a tensor, without a copy where the tensor already lies so in host memory."""
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _get_python() -> bytes:
+    _, internal, gauss = random.getstate()
+    return _PYTHON.pack(*internal, gauss is not None, gauss or 0.0)
+
+
+def _set_python(data: bytes) -> None:
+    *internal, has_gauss, gauss = _PYTHON.unpack(data)
+    random.setstate((3, tuple(internal), gauss if has_gauss else None))
+
+
+def _get_numpy() -> bytes:
+    state = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, keys, position, has_gauss, gauss = state
+    return _NUMPY.pack(*keys.tolist(), position, has_gauss, gauss)
+
+
+def _set_numpy(data: bytes) -> None:
+    *keys, position, has_gauss, gauss = _NUMPY.unpack(data)
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+
+
+def _get_torch() -> bytes:
+    return bytes(tensor_bytes(torch.get_rng_state()))
+
+
+def _set_torch(data: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def _get_cuda() -> bytes:
+    return bytes(tensor_bytes(torch.cuda.get_rng_state()))
+
+
+def _set_cuda(data: bytes) -> None:
+    torch.cuda.set_rng_state(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+_GENERATORS: dict[str, tuple[Callable[[], bytes], Callable[[bytes], None]]] = {
+    "rng.python": (_get_python, _set_python),
+    "rng.numpy": (_get_numpy, _set_numpy),
+    "rng.torch": (_get_torch, _set_torch),
+    "rng.cuda": (_get_cuda, _set_cuda),
+}
+
+
+def random_states(device: torch.device) -> dict[str, bytes]:
+    """The state of every global generator of this process, each of a fixed size."""
+    names = [name for name in _GENERATORS if name != "rng.cuda" or device.type == "cuda"]
+    return {name: _GENERATORS[name][0]() for name in names}
+
+
+def set_random_state(name: str, data: bytes) -> None:
+    """Put one generator back."""
+    _GENERATORS[name][1](data)
+
+
+def seed_everything(seed: int, rank: int | None = None) -> None:
+    """Seed all generators; with a rank, each rank draws differently."""
+    mixed = (seed if rank is None else seed * 1_000_003 + rank + 1) % 2**63
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)  # noqa: NPY002
+    torch.manual_seed(mixed)
+
+
+def unexpected(stored: Mapping[str, TensorInfo], live: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Differences between a checkpoint's tensors and the model's, a line each."""
+    for name in live.keys() - stored.keys():
+        yield f"missing in the checkpoint: {name} {live[name].dtype} {list(live[name].shape)}"
+    for name in stored.keys() - live.keys():
+        yield f"not in the model: {name} {stored[name].dtype} {list(stored[name].shape)}"
+    for name in stored.keys() & live.keys():
+        if stored[name] != live[name]:
+            yield (
+                f"different: {name} is {stored[name].dtype} {list(stored[name].shape)} in the checkpoint, "
+                f"{live[name].dtype} {list(live[name].shape)} in the model"
+            )

@@ -1,0 +1,93 @@
+"""Supervision: a rank whose counter stands still is named, its stack is written down, and it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from ..tiers.heartbeat import DONE_STEP, Beat, read_heartbeats
+from ..tiers.memory import MemoryDir
+
+POLL_S = 0.2
+PATIENCE = 10  # a rank may take this many times its longest pass so far
+STACK_S = 0.3  # time for the stack to reach the log
+
+
+@dataclass
+class _Seen:
+    """What is known of one rank's counter, in the watcher's own monotonic time."""
+
+    beat: Beat
+    changed: float
+    longest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that was ended because it stood still."""
+
+    rank: int
+    step: int
+    silent_s: float
+
+
+class Supervisor:
+    """Watches the counters of this node's ranks from a thread of the launcher. Use as a context manager."""
+
+    def __init__(self, memory: MemoryDir, timeout_s: float) -> None:
+        """Watch with this time-out."""
+        self.memory, self.timeout_s = memory, timeout_s
+        self.hangs: list[Hang] = []
+        self._seen: dict[int, _Seen] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dtrain-supervisor", daemon=True)
+
+    def __enter__(self) -> Supervisor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._stop.wait(POLL_S):
+            now = time.monotonic()
+            if now - before > 5 * POLL_S:  # we were stopped ourselves, or starved: nobody's silence counts
+                self._seen.clear()
+            before = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        beats = read_heartbeats(self.memory)
+        for beat in beats:
+            seen = self._seen.get(beat.rank)
+            if seen is None or seen.beat.pid != beat.pid:
+                self._seen[beat.rank] = _Seen(beat, now)
+            elif seen.beat.count != beat.count:
+                if seen.beat.step > 0:
+                    seen.longest = max(seen.longest, now - seen.changed)
+                seen.beat, seen.changed = beat, now
+        behind = self._behind()
+        if behind is not None and now - behind.changed > max(self.timeout_s, PATIENCE * behind.longest):
+            self._end(behind, now)
+
+    def _behind(self) -> _Seen | None:
+        """The rank that the others wait for: the one with the lowest counter. A rank in its first pass has time."""
+        at_work = [seen for seen in self._seen.values() if 0 < seen.beat.step < DONE_STEP]
+        if len(at_work) < len(self._seen):
+            return None
+        return min(at_work, key=lambda seen: (seen.beat.count, seen.changed), default=None)
+
+    def _end(self, seen: _Seen, now: float) -> None:
+        self.hangs.append(Hang(seen.beat.rank, seen.beat.step, now - seen.changed))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(seen.beat.pid, signal.SIGUSR2)  # faulthandler writes all stacks into the rank's log
+            time.sleep(STACK_S)
+            os.kill(seen.beat.pid, signal.SIGKILL)
+        self._seen.clear()

@@ -1,0 +1,73 @@
+"""What ended an attempt, and whether a restart can help."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..specs.codes import Code
+from ..tiers.layout import RunDir
+from .agent import Ended
+from .job import WorkerError, read_error
+from .supervise import Hang
+
+CONSEQUENCES = ("connection", "gloo", "nccl", "socket", "peer", "broken pipe", "reset")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first cause, in words a person can use."""
+
+    rank: int | None
+    kind: str
+    detail: str
+    final: bool
+    code: Code
+
+
+def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], world: int) -> Fault:
+    """Name the rank that failed first; what others say of a lost connection is only a consequence."""
+    if hangs:
+        hang = hangs[0]
+        detail = f"rank {hang.rank} stood still for {hang.silent_s:.1f} s in step {hang.step}; its stack is in its log"
+        return Fault(hang.rank, "hang", detail, final=False, code=Code.FAILED)
+    errors = [error for rank in range(world) if (error := read_error(run, attempt, rank)) is not None]
+    causes = sorted((e for e in errors if not _is_consequence(e)), key=lambda e: (not e.final, e.time))
+    if causes and causes[0].final:
+        return _from_error(causes[0])
+    silent = {rank: code for rank, code in ended.exit_codes.items() if all(e.rank != rank for e in errors)}
+    killed = [rank for rank, code in sorted(silent.items()) if code < 0]
+    if killed:
+        name = _signal_name(-silent[killed[0]])
+        return Fault(killed[0], "killed", f"rank {killed[0]} was killed by {name}", final=False, code=Code.FAILED)
+    if causes:
+        return _from_error(causes[0])
+    gone = [rank for rank in range(world) if rank not in ended.exit_codes]
+    if gone and (errors or not ended.exit_codes):
+        detail = f"rank {gone[0]} left with exit code 0 before the last step"
+        return Fault(gone[0], "exited", detail, final=False, code=Code.FAILED)
+    if silent:
+        rank, code = sorted(silent.items())[0]
+        return Fault(rank, "exited", f"rank {rank} left with exit code {code}", final=False, code=Code.FAILED)
+    first = min(errors, key=lambda e: e.time)
+    return _from_error(first)
+
+
+def _from_error(error: WorkerError) -> Fault:
+    detail = f"rank {error.rank}: {error.kind}: {error.message}"
+    return Fault(error.rank, "exception", detail, final=error.final, code=Code(error.exit_code))
+
+
+def _is_consequence(error: WorkerError) -> bool:
+    text = f"{error.kind} {error.message}".lower()
+    return error.kind in ("RuntimeError", "DistBackendError", "DistNetworkError") and any(
+        word in text for word in CONSEQUENCES
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

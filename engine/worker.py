@@ -1,0 +1,189 @@
+"""A worker: `python -m dtrain.engine.worker JOB.json`, one per rank, started by the launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from ..planners.plan import Plan, plan_from_json
+from ..specs.load import spec_digest, spec_from_json
+from ..specs.models import Spec
+from ..tiers import faults
+from ..tiers.jsonfile import read
+from ..tiers.layout import RunDir, Version
+from ..tiers.memory import MemoryDir
+from ..specs.codes import Code
+from .context import Context, StopFlag, die_with_parent, join, leave
+from .data.text import DataError
+from .entry import UserCodeError, add_import_paths
+from .job import Job, Result, read_job, write_error, write_result
+from .parts import Parts, assemble
+from .report import Reporter
+from .restore import NothingUsable, Restored, restore
+from .snapshot import Cadence, Pace, Snapshots
+from .state import StateError
+from .step import Progress, TrainingDiverged, train_step
+
+FINAL_ERRORS: dict[type[BaseException], Code] = {
+    NothingUsable: Code.DAMAGED,
+    StateError: Code.BAD_SPEC,
+    DataError: Code.BAD_SPEC,
+    UserCodeError: Code.BAD_SPEC,
+    TrainingDiverged: Code.FAILED,
+}
+
+
+class Worker:
+    """One rank of one attempt."""
+
+    def __init__(self, job: Job, stop: StopFlag) -> None:
+        """Read what the run is; nothing is built yet."""
+        self.job = job
+        self.run = RunDir(Path(job.run_dir))
+        self.memory = MemoryDir(Path(job.memory_dir))
+        self.spec: Spec = spec_from_json(read(self.run.spec))
+        self.plan: Plan = plan_from_json(read(self.run.plan))
+        self.spec_digest = spec_digest(self.spec)
+        self.stop = stop
+        self.progress = Progress()
+
+    def train(self) -> Code:
+        """Join the others, continue from the newest whole step, train to the end or until told to stop."""
+        context = join(self.spec, self.memory, self.stop)
+        reporter = Reporter(self.run, self.job.attempt, active=context.rank == 0)
+        parts = assemble(self.spec, context)
+        restored = self._restore(parts, context, reporter)
+        snapshots = self._snapshots(parts, context, restored)
+        stop, loss = False, None
+        try:
+            while self.progress.step < self.spec.max_steps and not stop:
+                stop, loss = self._step(parts, context, snapshots, reporter)
+        except Exception:
+            if snapshots is not None:
+                snapshots.salvage()
+            raise
+        if snapshots is not None:
+            self._last_snapshot(parts, context, snapshots, reporter)
+        preempted = self.progress.step < self.spec.max_steps
+        context.sign_off()
+        if context.rank == 0:
+            digest = parts.state.digest()
+            write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted))
+        context.all_agree(True)
+        leave()
+        return Code.PREEMPTED if preempted else Code.DONE
+
+    def _restore(self, parts: Parts, context: Context, reporter: Reporter) -> Version | None:
+        faults.point("restore.before")
+        if not self.job.candidates:
+            return None
+        restored = restore(parts.state, self.job.candidates, context.rank, context.all_agree)
+        self._take_position(restored, parts, reporter)
+        if reporter.active:
+            reporter.restored(restored, parts.state.digest(), self.job.skipped)
+        faults.point("restore.after")
+        return restored.candidate.version
+
+    def _take_position(self, restored: Restored, parts: Parts, reporter: Reporter) -> None:
+        data = restored.meta["data"]
+        self.progress = Progress(restored.candidate.version.step, data["samples"])
+        if data["fingerprint"] != parts.fingerprint or data["seed"] != self.spec.seed:
+            reporter.event("warning", self.progress.step, detail="the data or the seed differ from the checkpoint's")
+        if restored.fresh_random:
+            reporter.event("warning", self.progress.step, detail="more ranks than before: new ones draw anew")
+
+    def _snapshots(self, parts: Parts, context: Context, restored: Version | None) -> Snapshots | None:
+        every = {tier.type: tier.every for tier in self.plan.tiers}
+        if not every:
+            return None
+        disk = self.spec.disk_tier
+        return Snapshots(
+            parts.state,
+            self.memory,
+            run_id=self.job.run_id,
+            attempt=self.job.attempt,
+            rank=context.rank,
+            world=context.world,
+            device=context.device,
+            cadence=Cadence(every.get("memory", 0), every.get("disk", 0), disk is not None and disk.every != "auto"),
+            pace=Pace(
+                self.plan.forward.bytes_per_window or 0,
+                self.plan.backward.bytes_per_window or 0,
+                self.plan.forward.slice_bytes or 2**20,
+            ),
+            restored=restored,
+            alive=context.beat,
+        )
+
+    def _step(
+        self, parts: Parts, context: Context, snapshots: Snapshots | None, reporter: Reporter
+    ) -> tuple[bool, float]:
+        started = time.perf_counter()
+        context.step = self.progress.step + 1
+        outcome = train_step(parts, context, self.progress, snapshots)
+        trained = time.perf_counter()
+        if snapshots is not None:
+            meta = self.progress.meta(parts, self.spec_digest, context.world)
+            snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
+        ended = time.perf_counter()
+        metrics = outcome.metrics
+        metrics["stall_s"] += ended - trained
+        metrics["step_s"] = ended - started
+        if snapshots is not None:
+            reporter.committed(outcome.committed, snapshots.bytes_over_ranks, trained - started)
+        reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
+        return outcome.stop, float(metrics["loss"])
+
+    def _last_snapshot(self, parts: Parts, context: Context, snapshots: Snapshots, reporter: Reporter) -> None:
+        """Keep the state of the last step, whatever the intervals: the launcher has it carried to disk."""
+        started = time.perf_counter()
+        if snapshots.current is None and self.progress.step > 0:
+            meta = self.progress.meta(parts, self.spec_digest, context.world)
+            snapshots.take(self.progress.step, meta, drain=False)
+        snapshots.finish()
+        context.all_agree(True)
+        reporter.committed(snapshots.superseded(), snapshots.bytes_over_ranks, time.perf_counter() - started)
+        snapshots.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank; what ends it badly is left in a file for the launcher."""
+    os.dup2(1, 2)  # one log per rank; both streams were opened on the same file
+    die_with_parent()
+    stop = StopFlag()
+    stop.install()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faults.point("worker.start")
+    job = read_job(Path(arguments[0]))
+    add_import_paths(*job.import_paths)
+    rank = int(os.environ["RANK"])
+    try:
+        return int(Worker(job, stop).train())
+    except Exception as error:
+        code = next((code for kind, code in FINAL_ERRORS.items() if isinstance(error, kind)), None)
+        final = code is not None
+        write_error(RunDir(Path(job.run_dir)), job.attempt, rank, error, int(code or Code.FAILED), final=final)
+        sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
+        raise
+    finally:
+        sys.stdout.flush()
+
+
+def run() -> None:
+    """Entry of the module: leave without waiting for threads or for groups whose other end is dead."""
+    code = int(Code.FAILED)
+    try:
+        code = main(sys.argv[1:])
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

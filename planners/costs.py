@@ -1,0 +1,68 @@
+"""What each snapshot and each disk checkpoint takes from the training, and how long their writes last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .devices import (
+    CPU_COPY_BYTES_PER_S,
+    DISK_BYTES_PER_S,
+    DISK_COMMIT_S,
+    DRAIN_CPU_S_PER_BYTE,
+    with_digest,
+)
+from .windows import copy_lead, stall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds per checkpoint."""
+
+    copy_s: float
+    """Copy of a rank's shard at the channel's full rate."""
+    commit_lag_s: float
+    """From an update until the snapshot of its state is whole."""
+    write_s: float
+    """Drain of one node's shards to disk, behind the training."""
+    snapshot_stall_s: float
+    """Wait of the update for the copy."""
+    snapshot_cpu_s: float
+    """Time that the copy takes from passes on a CPU."""
+    drain_cpu_s: float
+    """Time that the drain takes from passes on a CPU."""
+
+    @property
+    def snapshot_s(self) -> float:
+        """What a snapshot costs the training."""
+        return self.snapshot_stall_s + self.snapshot_cpu_s
+
+
+def checkpoint_costs(
+    shard_bytes: int,
+    workers_per_node: int,
+    bytes_per_s: float,
+    window_s: float,
+    cpu_cores: int | None,
+) -> Costs:
+    """Return the costs of one checkpoint; `cpu_cores` is None when the passes run on an accelerator.
+
+    On an accelerator the copy is made by its copy engines and takes less than 2 % of the device memory's
+    bandwidth: taken to cost nothing but a stall. On a CPU the passes use all cores, so processor time of the
+    copies and the drain stretches them by that time divided by the cores: an upper estimate.
+    """
+    copy_s = shard_bytes / bytes_per_s
+    node_bytes = shard_bytes * workers_per_node
+    node_copy_s = node_bytes / with_digest(CPU_COPY_BYTES_PER_S)
+    return Costs(
+        copy_s=copy_s,
+        commit_lag_s=max(copy_s, window_s / copy_lead(shard_bytes, window_s, bytes_per_s)),
+        write_s=node_bytes / DISK_BYTES_PER_S + DISK_COMMIT_S,
+        snapshot_stall_s=stall_s(shard_bytes, window_s, bytes_per_s),
+        snapshot_cpu_s=node_copy_s / cpu_cores if cpu_cores else 0.0,
+        drain_cpu_s=node_bytes * DRAIN_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
+    )
+
+
+def backlog_s(write_s: float, every: int, step_s: float) -> float:
+    """Return how long the training waits per disk checkpoint when the disk cannot keep up with `every`."""
+    return max(0.0, write_s - every * step_s)

@@ -1,0 +1,105 @@
+"""What a plan needs of the device's and the node's memory, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .words import GIB, size
+
+SLOTS = 3
+"""Snapshots that a rank has room for: one being written, one whole, one being drained."""
+SNAPSHOTS_KEPT = SLOTS - 1
+"""Whole snapshots that remain while the next one is written."""
+RESERVED_BYTES = 1 * GIB
+"""Assumed device memory that the runtime and the communication library take for themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """Device memory of one rank by use, in bytes, with the whole model on every rank."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    casts_bytes: int
+    """bf16 copies of the weights that autocast keeps during a pass."""
+    activations_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts."""
+        return (
+            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.casts_bytes + self.activations_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes a plan needs, bytes there are, and whether the one fits into the other (None: not known)."""
+
+    device_bytes_per_rank: int | None
+    host_bytes_per_node: int | None
+    """Slots, and on a CPU the model itself."""
+    slot_bytes_per_node: int | None
+    """Snapshots in tmpfs; part of the host bytes."""
+    parts: DeviceParts | None
+    device_limit_bytes: int | None
+    host_limit_bytes: int | None
+    shm_free_bytes: int | None
+    device_fits: bool | None
+    host_fits: bool | None
+    slots_fit: bool | None
+
+
+def memory_need(
+    *,
+    parts: DeviceParts | None,
+    shard_bytes: int | None,
+    workers_per_node: int,
+    device_limit_bytes: int | None,
+    host_limit_bytes: int | None,
+    shm_free_bytes: int | None,
+) -> MemoryNeed:
+    """Return the need of one node of `workers_per_node` ranks.
+
+    `shard_bytes` is 0 when no tier is kept, `device_limit_bytes` None when the device is the host's CPU.
+    """
+    slots = None if shard_bytes is None else SLOTS * shard_bytes * workers_per_node
+    device = None if parts is None else parts.total_bytes
+    on_host = 0 if device_limit_bytes is not None else None if device is None else device * workers_per_node
+    host = None if slots is None or on_host is None else slots + on_host
+    return MemoryNeed(
+        device_bytes_per_rank=device,
+        host_bytes_per_node=host,
+        slot_bytes_per_node=slots,
+        parts=parts,
+        device_limit_bytes=device_limit_bytes,
+        host_limit_bytes=host_limit_bytes,
+        shm_free_bytes=shm_free_bytes,
+        device_fits=None
+        if device is None or device_limit_bytes is None
+        else device + RESERVED_BYTES <= device_limit_bytes,
+        host_fits=None if host is None or host_limit_bytes is None else host <= host_limit_bytes,
+        slots_fit=None if slots is None or shm_free_bytes is None else slots <= shm_free_bytes,
+    )
+
+
+def memory_warnings(need: MemoryNeed) -> list[str]:
+    """Say what does not fit and what to change."""
+    lines = []
+    if need.device_fits is False and need.device_bytes_per_rank and need.device_limit_bytes:
+        lines.append(
+            f"device memory: a rank needs {size(need.device_bytes_per_rank)} and {size(RESERVED_BYTES)} for the "
+            f"runtime, the device has {size(need.device_limit_bytes)}; lower training.micro_batch_size or the model"
+        )
+    if need.host_fits is False and need.host_bytes_per_node and need.host_limit_bytes:
+        lines.append(
+            f"host memory: a node needs {size(need.host_bytes_per_node)}, it has {size(need.host_limit_bytes)}; "
+            "use more nodes, fewer workers per node or a smaller model"
+        )
+    if need.slots_fit is False and need.slot_bytes_per_node and need.shm_free_bytes is not None:
+        lines.append(
+            f"tmpfs: {SLOTS} snapshots need {size(need.slot_bytes_per_node)} per node, /dev/shm has "
+            f"{size(need.shm_free_bytes)} free; give it more (in a container --shm-size) or use more nodes"
+        )
+    return lines

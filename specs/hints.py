@@ -1,0 +1,253 @@
+"""What a person probably meant: other tools' names for dtrain's keys and values, and the nearest spelling.
+
+The tables are a guide for moving a spec over; nothing in them is accepted silently.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from .outline import Place, keys_of, names_of, places, title
+from .tree import KeyPath
+
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "name": ("run_name", "job_name", "experiment_name", "exp_name", "run_id"),
+    "output_dir": (
+        "out_dir", "outdir", "output_path", "dump_folder", "dump_dir", "save_dir", "save_folder", "run_dir",
+        "work_dir", "logdir", "log_dir", "default_root_dir", "checkpoint_dir", "ckpt_dir", "checkpoints_path",
+    ),
+    "seed": ("random_seed", "global_seed", "manual_seed", "data_seed"),
+    "max_steps": (
+        "steps", "train_iters", "train_steps", "training_steps", "num_steps", "num_train_steps", "max_iters",
+        "max_iterations", "total_steps", "num_iterations", "max_train_steps", "iterations",
+    ),
+    "model": ("architecture", "network"),
+    "model.type": ("model_type", "arch", "model_name"),
+    "model.n_layers": ("n_layer", "num_layers", "num_hidden_layers", "layers", "depth", "nlayers"),
+    "model.d_model": ("hidden_size", "n_embd", "dim", "embed_dim", "embedding_dim", "emb_dim", "model_dim",
+                      "n_embed", "width", "hidden_dim"),
+    "model.n_heads": ("num_attention_heads", "n_head", "num_heads", "heads", "attention_heads"),
+    "model.n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_query_groups", "num_query_groups", "kv_heads"),
+    "model.d_ff": ("intermediate_size", "ffn_hidden_size", "ffn_dim", "mlp_dim", "mlp_hidden_size", "d_mlp",
+                   "feed_forward_dim"),
+    "model.vocab_size": ("padded_vocab_size", "n_vocab", "vocabulary_size", "vocab"),
+    "model.activation": ("hidden_act", "act_fn", "activation_function", "mlp_activation"),
+    "model.dropout": ("hidden_dropout", "resid_pdrop", "dropout_p", "residual_dropout", "dropout_rate"),
+    "model.tie_embeddings": ("tie_word_embeddings", "tie_weights", "weight_tying", "tied_embeddings",
+                             "share_embeddings_and_output_weights"),
+    "model.rope_theta": ("rope_base", "rotary_base", "rotary_emb_base"),
+    "model.entry": ("_target_", "class_path", "callable", "factory", "entrypoint", "entry_point"),
+    "model.kwargs": ("init_args", "args", "params", "arguments"),
+    "dataset": ("data", "datasets", "train_loader", "train_dataset", "dataloader", "train_data", "data_module"),
+    "dataset.path": ("data_path", "dataset_path", "data_dir", "train_file", "data_files", "dataset_dir", "root"),
+    "dataset.tokenizer": ("tokenizer_path", "tokenizer_name", "tokenizer_type", "tokenizer_model"),
+    "dataset.seq_len": (
+        "seq_length", "sequence_length", "sequence_len", "max_seq_len", "max_seq_length", "cutoff_len",
+        "block_size", "context_length", "context_len", "max_length", "n_ctx", "max_position_embeddings", "n_positions",
+    ),
+    "training": ("train", "trainer", "training_args", "training_arguments", "hyperparameters"),
+    "training.global_batch_size": ("batch_size", "train_batch_size", "global_train_batch_size", "total_batch_size",
+                                   "effective_batch_size"),
+    "training.micro_batch_size": (
+        "per_device_train_batch_size", "local_batch_size", "device_train_microbatch_size", "microbatch_size",
+        "train_micro_batch_size_per_gpu", "per_device_batch_size", "per_gpu_batch_size", "device_batch_size", "mbs",
+    ),
+    "training.max_grad_norm": (
+        "max_norm", "clip_grad", "clip_grad_norm", "grad_clip", "gradient_clipping", "gradient_clip_val",
+        "grad_norm_clip", "clip", "gradient_clip", "clip_gradient",
+    ),
+    "training.precision": ("dtype", "torch_dtype", "mixed_precision", "param_dtype", "amp", "autocast",
+                           "bf16", "fp16", "fp32", "bfloat16"),
+    "training.optimizer": ("optim", "optimizer_config", "opt"),
+    "training.optimizer.name": ("optimizer_type", "optimizer_name", "optim_type"),
+    "training.optimizer.lr": ("learning_rate", "max_lr", "peak_lr", "base_lr", "lr_max", "initial_lr"),
+    "training.optimizer.weight_decay": ("wd", "decay", "l2"),
+    "training.optimizer.betas": ("beta", "beta1", "beta2", "adam_beta1", "adam_beta2", "adam_betas"),
+    "training.optimizer.eps": ("epsilon", "adam_epsilon", "adam_eps"),
+    "training.scheduler": ("lr_scheduler", "lr_schedule", "schedule", "lr_scheduler_config", "sched"),
+    "training.scheduler.name": ("lr_scheduler_type", "lr_decay_style", "scheduler_type", "decay_type"),
+    "training.scheduler.warmup_steps": ("lr_warmup_steps", "warmup", "warmup_iters", "lr_warmup_iters", "warm_up_steps",
+                                        "num_warmup_steps"),
+    "training.scheduler.min_lr_ratio": ("min_lr_factor", "lr_min_ratio", "min_lr_rate"),
+    "strategy": ("parallelism", "parallel", "distributed", "mesh", "parallel_dims", "parallelism_config"),
+    "strategy.dp_replicate": ("dp", "dp_size", "data_parallel", "data_parallel_size", "data_parallel_degree", "ddp",
+                              "data_parallel_replicate_degree", "dp_replicate_size"),
+    "strategy.dp_shard": ("fsdp", "fsdp_size", "data_parallel_shard_degree", "dp_shard_size", "zero_stage"),
+    "strategy.tp": ("tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_parallel_degree",
+                    "tensor_model_parallel_size"),
+    "strategy.pp": ("pp_size", "pipeline_parallel", "pipeline_parallel_size", "pipeline_parallel_degree",
+                    "pipeline_model_parallel_size"),
+    "cluster": ("resources", "launcher", "launch", "infra"),
+    "cluster.nodes": ("nnodes", "num_nodes", "n_nodes", "num_machines", "node_count"),
+    "cluster.workers_per_node": (
+        "nproc_per_node", "gpus_per_node", "num_gpus", "n_gpus", "num_processes", "ngpu", "ngpus", "gpus", "devices",
+        "num_workers", "processes_per_node", "ntasks_per_node", "num_gpus_per_node",
+    ),
+    "cluster.device": ("device_type", "backend"),
+    "cluster.accelerator": ("gpu", "gpu_type", "accelerators"),
+    "cluster.rendezvous": ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "init_method"),
+    "cluster.max_restarts": ("restarts", "max_retries", "max_failures", "retries"),
+    "cluster.heartbeat_timeout": ("timeout", "hang_timeout", "heartbeat", "watchdog_timeout", "monitor_timeout"),
+    "cluster.shutdown_timeout": ("grace_period", "kill_timeout", "grace", "termination_grace_period"),
+    "tiers": ("checkpoints", "checkpointing", "storage", "checkpointer", "save"),
+    "tiers[].every": ("save_steps", "save_interval", "checkpoint_interval", "save_every", "ckpt_interval", "interval",
+                      "save_freq", "checkpoint_every", "every_n_steps", "every_n_train_steps"),
+    "tiers[].keep": ("save_total_limit", "keep_last", "keep_latest_k", "keep_last_n", "save_num_checkpoints_to_keep",
+                     "max_to_keep", "total_limit", "save_top_k", "keep_last_k"),
+    "tiers[].path": ("checkpoint_folder", "save_folder_path"),
+    "checkpoint.max_overhead": ("overhead", "overhead_budget"),
+}  # fmt: skip
+
+_REMARKS: dict[str, str] = {
+    "gradient_accumulation_steps": "remove it: accumulation is derived, "
+    "global_batch_size / (micro_batch_size * nodes * workers_per_node)",
+    "num_epochs": "the length of a run is given in optimizer updates: `max_steps`",
+    "max_tokens": "the length of a run is given in optimizer updates: `max_steps`",
+    "max_duration": "the length of a run is given in optimizer updates: `max_steps`",
+    "resume_from_checkpoint": "remove it: `dtrain resume` goes on from the newest whole step of the run",
+    "gradient_checkpointing": "remove it: recomputing activations is not yet supported",
+    "warmup_ratio": "give a number of steps: `training.scheduler.warmup_steps`",
+    "min_lr": "give it as a fraction of the peak: `training.scheduler.min_lr_ratio`",
+    "logging_steps": "remove it: every step is written to metrics.jsonl",
+    "compile": "remove it: torch.compile is not yet supported",
+    "rank": "remove it: ranks come from the launcher, one spec serves all nodes",
+    "version": "remove it: a spec has no version key",
+}
+_SAME_REMARK: dict[str, tuple[str, ...]] = {
+    "gradient_accumulation_steps": ("grad_accum_steps", "accumulate_grad_batches", "gradient_accumulation",
+                                    "accumulation_steps", "grad_accumulation_steps", "grad_acc_steps"),
+    "num_epochs": ("epochs", "max_epochs", "num_train_epochs"),
+    "max_tokens": ("train_tokens", "total_tokens", "global_batch_tokens"),
+    "resume_from_checkpoint": ("resume", "autoresume", "load_path", "resume_from", "auto_resume"),
+    "gradient_checkpointing": ("activation_checkpointing", "activation_checkpoint", "recompute"),
+    "warmup_ratio": ("warmup_fraction",),
+    "logging_steps": ("log_interval", "log_every_n_steps", "log_freq", "log_every"),
+    "rank": ("node_rank", "local_rank", "world_size"),
+    "compile": ("torch_compile",),
+    "min_lr": ("lr_min", "eta_min", "end_lr"),
+}  # fmt: skip
+
+_EXTRA: dict[str, str] = {
+    "bf16": "write `precision: bf16-mixed`",
+    "bfloat16": "write `precision: bf16-mixed`",
+    "save_steps": "one per tier",
+    "save_interval": "one per tier",
+    "num_workers": "worker processes; data is loaded inside them",
+    "beta1": "a list of two, like [0.9, 0.95]",
+    "beta2": "a list of two, like [0.9, 0.95]",
+    "batch_size": "over all ranks; `training.micro_batch_size` is that of one rank and pass",
+}
+
+_VALUES: dict[str, dict[str, str]] = {
+    "training.optimizer.name": {
+        **dict.fromkeys(
+            ("adam", "adamw_torch", "adamw_torch_fused", "fused_adam", "torch.optim.adamw", "adamw_fused"), "adamw"
+        ),
+        **dict.fromkeys(("momentum", "torch.optim.sgd"), "sgd"),
+    },
+    "training.precision": {
+        **dict.fromkeys(("32", "float32", "fp32-true", "32-true", "float", "no", "full"), "fp32"),
+        **dict.fromkeys(("amp_bf16", "mixed", "bf16_mixed", "true"), "bf16-mixed"),
+    },
+    "training.scheduler.name": {
+        **dict.fromkeys(("constant_with_warmup", "none", "const"), "constant"),
+        **dict.fromkeys(("linear_with_warmup", "linear_decay", "lineardecay"), "linear"),
+        **dict.fromkeys(
+            ("cosine_with_warmup", "cosine_with_min_lr", "cosine_annealing", "warmup_cosine", "cosineannealinglr",
+             "cosinedecay", "cosine_with_restarts"), "cosine"),
+    },
+    "model.type": dict.fromkeys(("llama", "gpt2", "transformer", "decoder", "gpt-2", "nanogpt"), "gpt"),
+    "model.activation": {"silu": "swiglu", "swish": "swiglu", "gelu_new": "gelu", "gelu_tanh": "gelu"},
+    "dataset.type": dict.fromkeys(("txt", "file", "files", "plain", "raw"), "text"),
+    "dataset.tokenizer": dict.fromkeys(("byte", "char", "utf8", "utf-8", "bytelevel"), "bytes"),
+    "cluster.device": dict.fromkeys(("gpu", "nvidia", "cuda:0"), "cuda"),
+    "tiers.type": {
+        **dict.fromkeys(("ram", "mem", "shm", "tmpfs", "host", "dev/shm"), "memory"),
+        **dict.fromkeys(("local", "ssd", "nvme", "file", "fs", "filesystem", "folder", "nfs"), "disk"),
+    },
+}  # fmt: skip
+_VALUE_NOTES = {"cosine_with_warmup": "the warm-up is `warmup_steps`", "adam": "decoupled weight decay"}
+
+_GENERIC = {"type", "name", "path", "entry", "kwargs", "interface"}
+"""Keys that so many blocks have that naming one of them would be a guess."""
+
+_TARGETS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
+_REMARK_OF = {spelling: key for key, spellings in _SAME_REMARK.items() for spelling in spellings}
+
+
+def _folded(key: str) -> str:
+    return key.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def _from_table(key: str) -> str | None:
+    remark = _REMARKS.get(_REMARK_OF.get(key, key))
+    if remark:
+        return remark
+    if key not in _TARGETS:
+        return None
+    extra = f" ({_EXTRA[key]})" if key in _EXTRA else ""
+    return f"dtrain calls it `{_TARGETS[key]}`{extra}"
+
+
+def _other_variant(place: Place, key: str, tag: str | None) -> str | None:
+    owners = keys_of(place).get(key, [])
+    if not owners or place.tag is None:
+        return None
+    chosen = f", not `{tag}`" if tag else ""
+    return f"`{key}` belongs to {place.tag} `{'`, `'.join(owners)}`{chosen}"
+
+
+def _elsewhere(place: Place, key: str) -> str | None:
+    """Say in which other blocks a key of exactly this name exists."""
+    if key in _GENERIC:
+        return None
+    blocks = [other.title for other in places().values() if other is not place and key in keys_of(other)]
+    if not blocks:
+        return None
+    where = " and ".join("the top level" if not block else f"block `{block}`" for block in blocks)
+    return f"this key exists, but in {where}"
+
+
+def _nearest(place: Place, key: str, tag: str | None) -> str | None:
+    model = place.variants.get(tag or "")
+    own = list(model.model_fields) if model else list(keys_of(place))
+    close = get_close_matches(key, own, 1, 0.7) or [name for name in own if name.startswith(key + "_")]
+    if close:
+        return f"did you mean `{close[0]}`?"
+    everywhere = {name: other for other in places().values() for name in keys_of(other) if name not in _GENERIC}
+    close = get_close_matches(key, list(everywhere), 1, 0.8)
+    if close:
+        block = everywhere[close[0]].title
+        return f"did you mean `{block + '.' if block else ''}{close[0]}`?"
+    return f"keys here: {', '.join(own)}"
+
+
+def for_key(path: KeyPath, tag: str | None) -> str | None:
+    """Advise on an unknown key; `tag` is the type (or name) chosen in its block."""
+    names = names_of(path)
+    place = places().get(names[:-1])
+    if place is None:
+        return None
+    key = _folded(names[-1])
+    return (
+        _other_variant(place, key, tag)
+        or (_from_table(key) if key in _REMARKS or title((*names[:-1], key)) != _TARGETS.get(key) else None)
+        or _elsewhere(place, key)
+        or _nearest(place, key, tag)
+    )
+
+
+def for_value(path: KeyPath, text: str, choices: tuple[str, ...]) -> str | None:
+    """Advise on a value that is none of the choices."""
+    folded = text.strip().lower()
+    meant = _VALUES.get(title(names_of(path)), {}).get(folded)
+    if meant is None:
+        close = get_close_matches(folded, choices, 1, 0.6)
+        return f"did you mean `{close[0]}`?" if close else None
+    note = f" ({_VALUE_NOTES[folded]})" if folded in _VALUE_NOTES else ""
+    return f"dtrain calls it `{meant}`{note}"
+
+
+def spellings() -> dict[str, str]:
+    """Return the whole table: another tool's key → dtrain's key path."""
+    return dict(_TARGETS)

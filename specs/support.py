@@ -1,0 +1,97 @@
+"""What a later version will do and this one refuses by name: planned words of the spec.
+
+They are told apart from typing errors: each message says "not yet supported" and what works today.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .tree import Finding, Items, KeyPath, Keys, Node, Scalar, find
+
+_ELASTIC = re.compile(r"\s*\d+\s*(?::|\.\.|-)\s*\d+\s*")
+_DEGREES = {
+    "dp_shard": "sharded data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+}
+
+_VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
+    ("model", "type"): ("a model of type", "`gpt` and `python` work today", ("hf",)),
+    ("dataset", "type"): (
+        "a dataset of type",
+        "`text` and `python` work today",
+        ("jsonl", "tokens", "hf", "parquet"),
+    ),
+    ("training", "precision"): (
+        "the precision",
+        "`fp32` and `bf16-mixed` work today",
+        (
+            *("bf16", "bf16-true", "bfloat16", "fp16-mixed", "fp16", "fp16-true", "float16", "16"),
+            *("16-mixed", "16-true", "amp_fp16", "fp8"),
+        ),
+    ),
+}
+_TIERS = ("peer", "object")
+
+
+def _text(root: Node, path: KeyPath) -> str | None:
+    node = find(root, path)
+    return node.text.strip() if isinstance(node, Scalar) and node.value is not None else None
+
+
+def _refusal(path: KeyPath, what: str, works: str, at_key: bool = False) -> Finding:
+    return Finding(path, f"{what} is not yet supported; {works}", at_key=at_key)
+
+
+def _choices(root: Node) -> Iterator[Finding]:
+    for path, (what, works, planned) in _VALUES.items():
+        text = _text(root, path)
+        if text is not None and text.lower() in planned:
+            yield _refusal(path, f"{what} `{text}`", works)
+
+
+def _tiers(root: Node) -> Iterator[Finding]:
+    tiers = find(root, ("tiers",))
+    for index in range(len(tiers.items) if isinstance(tiers, Items) else 0):
+        path = ("tiers", index, "type")
+        text = _text(root, path)
+        if text is not None and text.lower() in _TIERS:
+            yield _refusal(path, f"a tier of type `{text}`", "`memory` and `disk` work today")
+
+
+def _strategy(root: Node) -> Iterator[Finding]:
+    block = find(root, ("strategy",))
+    if not isinstance(block, Keys):
+        return
+    works = "data parallel (`dp_replicate`) works today"
+    for key, name in _DEGREES.items():
+        node = find(block, (key,))
+        if node is None or not isinstance(node, Scalar):
+            continue
+        if key in ("cp", "ep"):
+            yield _refusal(("strategy", key), f"{name} (`{key}`)", f"{works}: remove the key", at_key=True)
+        elif isinstance(node.value, int) and node.value > 1:
+            yield _refusal(("strategy", key), f"{name} (`{key}` above 1)", works)
+
+
+def _cluster(root: Node) -> Iterator[Finding]:
+    nodes = _text(root, ("cluster", "nodes"))
+    if nodes is not None and _ELASTIC.fullmatch(nodes):
+        yield _refusal(("cluster", "nodes"), "an elastic number of nodes", "one whole number works today")
+    place = find(root, ("cluster", "rendezvous"))
+    if isinstance(place, Scalar) and isinstance(place.value, str) and place.value not in ("", "auto"):
+        yield _refusal(("cluster", "rendezvous"), "a rendezvous of your own", "`auto` works today")
+    for channel in ("compute", "storage"):
+        path = ("cluster", "channels", channel, "interface")
+        text = _text(root, path)
+        if text not in (None, "", "auto"):
+            yield _refusal(path, "choosing the network interface", "`auto` works today")
+
+
+def planned(root: Node) -> list[Finding]:
+    """Find everything in a spec that is planned but not built."""
+    return [finding for look in (_choices, _tiers, _strategy, _cluster) for finding in look(root)]

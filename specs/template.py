@@ -1,0 +1,45 @@
+"""The spec that `dtrain init` writes: small, commented, and it runs as it is."""
+
+from __future__ import annotations
+
+TEMPLATE = """\
+# A job for dtrain.    check it:  dtrain validate spec.yaml
+#                      plan it:   dtrain plan spec.yaml
+#                      run it:    dtrain run spec.yaml
+name: my-run
+output_dir: runs/my-run        # of this one run; ~ and ${VAR} expand in paths
+seed: 0
+max_steps: 100                 # optimizer updates
+
+model:                         # `type: python` with `entry: module:callable` trains a model of your own
+  type: gpt
+  n_layers: 2
+  d_model: 128
+  n_heads: 4
+  vocab_size: 256
+
+dataset:                       # `type: python` with `entry: module:callable` reads data of your own
+  type: text
+  path: "python:stdlib"        # a file, a folder, or Python's own source text
+  seq_len: 128
+
+training:
+  global_batch_size: 16        # samples per step, over all workers
+  micro_batch_size: 4          # samples per worker and pass; the passes per step follow from it
+  max_grad_norm: 1.0
+  precision: fp32              # fp32 or bf16-mixed
+  optimizer: {name: adamw, lr: 1e-3}
+  scheduler: {name: cosine, warmup_steps: 10}
+
+cluster:
+  nodes: 1
+  workers_per_node: 2          # one per accelerator
+  device: auto                 # auto, cpu or cuda
+
+tiers:                         # places for checkpoints, fastest first; `tiers: []` trains without any
+  - {type: memory, every: 1}   # in memory, every step: survives a crash of a worker
+  - {type: disk, every: auto, keep: 3}   # on disk, as often as it costs nothing: survives a power cut
+
+checkpoint:
+  max_overhead: 1%             # most time of a step that checkpointing may cost
+"""

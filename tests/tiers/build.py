@@ -1,0 +1,85 @@
+"""Snapshots made without torch, for tests of the storage side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dtrain.planners.shards import TensorInfo, divide
+from dtrain.tiers.digest import digest
+from dtrain.tiers.disk import DiskTier
+from dtrain.tiers.jsonfile import dumps, replace
+from dtrain.tiers.layout import RunDir
+from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
+from dtrain.tiers.shardfile import Entry, Shard
+
+TENSORS = [
+    TensorInfo("model.a", "F32", (37, 50)),
+    TensorInfo("model.scalar", "F32", ()),
+    TensorInfo("model.empty", "F32", (0, 4)),
+    TensorInfo("model.b", "BF16", (5000,)),
+]
+RUN_ID = "feed"
+
+
+def value_of(info: TensorInfo, step: int) -> bytes:
+    """The bytes that a tensor has at a step."""
+    pattern = digest(f"{info.name} {step}".encode()).encode()
+    return (pattern * (info.nbytes // len(pattern) + 1))[: info.nbytes]
+
+
+def shard_of(rank: int, world: int) -> Shard:
+    """The layout of one rank's file."""
+    entries = [
+        Entry(p.tensor.name, p.tensor.dtype, p.shape, p.start, p.tensor.shape, p.nbytes)
+        for p in divide(TENSORS, world)[rank]
+    ]
+    return Shard(rank, world, RUN_ID, (*entries, Entry("rng.python", "U8", (9,), 0, (9,), 9)))
+
+
+def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt: int = 1, drain: bool = False) -> Slot:
+    """Fill and commit one slot."""
+    shard, target = shard_of(rank, world), Slot(memory.path, rank, world, slot)
+    infos = {info.name: info for info in TENSORS}
+    data = bytearray()
+    digests = []
+    for entry in shard.entries:
+        whole = value_of(infos[entry.name], step) if entry.is_state else bytes([rank] * 9)
+        width = len(whole) // max(1, entry.global_shape[0] if entry.global_shape else 1)
+        piece = whole[entry.start * width :][: entry.nbytes]
+        data += piece
+        digests.append(digest(piece))
+    target.file.write_bytes(shard.header() + data)
+    meta = {"data": {"samples": step * 8}, "ties": {}} if rank == 0 else {}
+    record = SlotRecord(RUN_ID, step, attempt, rank, world, slot, digest(shard.header()), tuple(digests), meta)
+    target.commit(record, drain=drain)
+    return target
+
+
+def snapshot(memory: MemoryDir, step: int, *, world: int = 2, slot: int = 0, attempt: int = 1, drain: bool = False) -> None:
+    """Fill and commit the same slot of every rank."""
+    for rank in range(world):
+        put(memory, rank, world, slot, step, attempt, drain)
+
+
+class Place:
+    """A run's folders for one test."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make them below `folder`."""
+        self.run = RunDir(folder / "run")
+        self.run.logs.mkdir(parents=True)
+        self.memory = MemoryDir(folder / "memory")
+        self.memory.path.mkdir()
+        replace(self.run.run, dumps({"run_id": RUN_ID}))
+        self.disk = DiskTier(self.run.disk("checkpoints"))
+
+    def store(self, step: int, attempt: int = 1, world: int = 2) -> Path:
+        """Commit a checkpoint of `step` on disk; returns its folder."""
+        snapshot(self.memory, step, world=world, attempt=attempt)
+        version = max(v for v in self.memory.whole() if v.step == step)
+        return self.disk.write(self.memory, self.memory.whole()[version]).folder
+
+    def tree(self) -> list[str]:
+        """Names of everything in the disk tier."""
+        return sorted(os.listdir(self.disk.root)) if self.disk.root.is_dir() else []

@@ -1,0 +1,254 @@
+"""The memory tier: preallocated slots on tmpfs that outlive the workers.
+
+One folder per run. Every rank has `SLOTS` slot files, each already a shard in its final form. A slot is whole only
+while its commit record is there; a checkpoint in memory is whole only when every rank has a record of the same
+version. A `.drain` mark pins a slot until the drainer has carried it to the slower tiers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .digest import digest
+from .jsonfile import Unreadable, dumps, read, replace
+from .layout import RunDir, Version
+
+SLOTS = 3
+TMPFS = Path("/dev/shm")
+_SLOT = re.compile(r"rank-(\d{5})-of-(\d{5})\.slot(\d)\.json")
+
+
+class MemoryTierError(Exception):
+    """The memory tier cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class SlotRecord:
+    """Commit record of one slot: what it holds, and the digest of every entry in file order."""
+
+    run_id: str
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    slot: int
+    header_digest: str
+    digests: tuple[str, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def version(self) -> Version:
+        """The version of the state in the slot."""
+        return Version(attempt=self.attempt, step=self.step)
+
+    def to_bytes(self) -> bytes:
+        """The record with a digest of itself."""
+        body = asdict(self)
+        return dumps({"record": body, "digest": digest(dumps(body))})
+
+
+def parse_record(value: dict[str, Any], where: str) -> SlotRecord:
+    """Check a record's own digest and read it; raises Unreadable."""
+    try:
+        body = value["record"]
+        if digest(dumps(body)) != value["digest"]:
+            raise Unreadable(f"{where}: the record does not match its digest")
+        return SlotRecord(**{**body, "digests": tuple(body["digests"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"{where}: not a commit record ({error})") from error
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Paths of one slot of one rank."""
+
+    folder: Path
+    rank: int
+    world: int
+    index: int
+
+    @property
+    def stem(self) -> str:
+        """Common part of the slot's file names."""
+        return f"rank-{self.rank:05d}-of-{self.world:05d}.slot{self.index}"
+
+    @property
+    def file(self) -> Path:
+        """The shard itself."""
+        return self.folder / self.stem
+
+    @property
+    def record_file(self) -> Path:
+        """The commit record."""
+        return self.folder / f"{self.stem}.json"
+
+    @property
+    def drain_mark(self) -> Path:
+        """Present while the slot waits to be drained."""
+        return self.folder / f"{self.stem}.drain"
+
+    def record(self) -> SlotRecord | None:
+        """The commit record, or None when the slot is not whole."""
+        try:
+            return parse_record(read(self.record_file), str(self.record_file))
+        except Unreadable:
+            return None
+
+    def invalidate(self) -> None:
+        """Declare the slot's content void."""
+        self.record_file.unlink(missing_ok=True)
+        self.drain_mark.unlink(missing_ok=True)
+
+    def commit(self, record: SlotRecord, *, drain: bool) -> None:
+        """Declare the slot whole; with `drain` it stays pinned until the drainer releases it."""
+        replace(self.record_file, record.to_bytes())
+        if drain:
+            self.drain_mark.touch()
+
+    @property
+    def pinned(self) -> bool:
+        """Tell whether the drainer still needs the slot."""
+        return self.drain_mark.exists()
+
+
+@dataclass(frozen=True)
+class MemoryDir:
+    """The folder of one run on this node's tmpfs."""
+
+    path: Path
+
+    @property
+    def drainer_lock(self) -> Path:
+        """Held by the one drainer of this node."""
+        return self.path / "drainer.lock"
+
+    def heartbeat(self, rank: int) -> Path:
+        """Counter that a rank raises at every window."""
+        return self.path / f"rank-{rank:05d}.heartbeat"
+
+    def slots(self, rank: int, world: int) -> list[Slot]:
+        """The slots of a rank."""
+        return [Slot(self.path, rank, world, index) for index in range(SLOTS)]
+
+    def all_slots(self) -> list[Slot]:
+        """Every slot that has a commit record."""
+        try:
+            names = sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return []
+        matches = (_SLOT.fullmatch(name) for name in names)
+        return [Slot(self.path, int(m[1]), int(m[2]), int(m[3])) for m in matches if m]
+
+    def pending(self) -> list[Slot]:
+        """Slots that wait to be drained."""
+        return [slot for slot in self.all_slots() if slot.pinned]
+
+    def whole(self) -> dict[Version, list[SlotRecord]]:
+        """Versions of which every rank has a committed slot, with their records by rank."""
+        found: dict[tuple[Version, int], dict[int, SlotRecord]] = defaultdict(dict)
+        for slot in self.all_slots():
+            record = slot.record()
+            if record is not None and (record.rank, record.world) == (slot.rank, slot.world):
+                found[record.version, record.world][record.rank] = record
+        complete: dict[Version, list[SlotRecord]] = {}
+        for (version, world), records in found.items():
+            if len(records) == world and len({record.run_id for record in records.values()}) == 1:
+                complete[version] = [records[rank] for rank in range(world)]
+        return complete
+
+    def settle(self) -> None:
+        """After the workers are gone: keep drain marks of whole versions only, on all their ranks."""
+        whole = self.whole()
+        wanted = {record.version for slot in self.pending() if (record := slot.record())}
+        for slot in self.all_slots():
+            record = slot.record()
+            if record is not None and record.version in wanted & whole.keys():
+                slot.drain_mark.touch()
+            else:
+                slot.drain_mark.unlink(missing_ok=True)
+
+    def mark_for_drain(self, version: Version) -> None:
+        """Pin every slot of a whole version for the drainer."""
+        for record in self.whole()[version]:
+            Slot(self.path, record.rank, record.world, record.slot).drain_mark.touch()
+
+    def file_of(self, record: SlotRecord) -> Path:
+        """The shard file that a record speaks of."""
+        return Slot(self.path, record.rank, record.world, record.slot).file
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def memory_dir(run: RunDir) -> MemoryDir:
+    """Where a run's snapshots lie on this node: the name follows from the run's folder."""
+    key = hashlib.sha256(os.fsencode(run.root.resolve())).hexdigest()[:16]
+    return MemoryDir(TMPFS / f"dtrain-{os.getuid()}-{key}")
+
+
+def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
+    """Make or reuse the run's folder on tmpfs; what another run left under the same name is removed.
+
+    Raises MemoryTierError when tmpfs is missing or the name is taken by somebody else.
+    """
+    memory = memory_dir(run)
+    if not os.access(TMPFS, os.W_OK):
+        raise MemoryTierError(
+            f"{TMPFS} is missing or not writable; snapshots need a tmpfs there (mount -t tmpfs tmpfs {TMPFS})"
+        )
+    try:
+        memory.path.mkdir(mode=0o700)
+    except FileExistsError:
+        info = memory.path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+            raise MemoryTierError(f"{memory.path} is not a private folder of this user; remove it") from None
+        if _owner(memory) != run_id:
+            memory.remove()
+            memory.path.mkdir(mode=0o700)
+    owner = memory.path / "owner.json"
+    if not owner.exists():
+        replace(owner, dumps({"run_id": run_id, "output_dir": str(run.root.resolve())}))
+    return memory
+
+
+def _owner(memory: MemoryDir) -> str | None:
+    try:
+        return str(read(memory.path / "owner.json").get("run_id"))
+    except Unreadable:
+        return None
+
+
+def sweep() -> list[Path]:
+    """Remove this user's folders on tmpfs whose run no longer exists; returns them."""
+    removed = []
+    for path in TMPFS.glob(f"dtrain-{os.getuid()}-*"):
+        memory = MemoryDir(path)
+        try:
+            owner = read(path / "owner.json")
+            current = read(RunDir(Path(str(owner["output_dir"]))).run).get("run_id")
+        except (Unreadable, KeyError):
+            current, owner = None, {}
+        age_matters = not owner and _is_young(path)
+        if current != owner.get("run_id", "") and not age_matters:
+            memory.remove()
+            removed.append(path)
+    return removed
+
+
+def _is_young(path: Path) -> bool:
+    """A folder without an owner yet may be one that another process is making right now."""
+    import time
+
+    try:
+        return time.time() - path.stat().st_mtime < 60
+    except OSError:
+        return True

@@ -1,0 +1,158 @@
+"""A shard as a safetensors file whose data begins on a page, so that it can be copied and mapped as it is.
+
+Layout: 8 bytes length, JSON header padded with blanks up to a page, then the tensors without gaps. The header's
+`__metadata__` carries what safetensors has no place for: rank, world, and per piece its first row and the
+tensor's global shape. The header of a run's shard is the same for every step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..specs.dtypes import DTYPE_BYTES
+from .digest import digest
+from .jsonfile import Unreadable
+
+PAGE = 4096
+MAX_HEADER = 100 * 2**20
+RNG_PREFIX = "rng."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored piece: rows from `start` of a tensor of shape `global_shape`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    global_shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def is_state(self) -> bool:
+        """Model or optimizer, as against a rank's own random state."""
+        return not self.name.startswith(RNG_PREFIX)
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether the piece is the whole tensor."""
+        return self.shape == self.global_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Header of a shard file: which entries lie where."""
+
+    rank: int
+    world: int
+    run_id: str
+    entries: tuple[Entry, ...]
+
+    def offsets(self) -> list[int]:
+        """Byte offset of each entry in the data."""
+        offsets, position = [], 0
+        for entry in self.entries:
+            offsets.append(position)
+            position += entry.nbytes
+        return offsets
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all entries."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def header(self) -> bytes:
+        """The file's first bytes, a whole number of pages."""
+        rows = {entry.name: [entry.start, list(entry.global_shape)] for entry in self.entries}
+        metadata = {"dtrain": "1", "rank": str(self.rank), "world": str(self.world), "run_id": self.run_id}
+        table: dict[str, Any] = {"__metadata__": {**metadata, "rows": json.dumps(rows, separators=(",", ":"))}}
+        for entry, offset in zip(self.entries, self.offsets(), strict=True):
+            table[entry.name] = {
+                "dtype": entry.dtype,
+                "shape": list(entry.shape),
+                "data_offsets": [offset, offset + entry.nbytes],
+            }
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text = text.ljust(-(-(len(text) + 8) // PAGE) * PAGE - 8)
+        if len(text) > MAX_HEADER:
+            raise ValueError(
+                f"{len(self.entries)} tensors make a header of {len(text)} bytes; the limit is {MAX_HEADER}"
+            )
+        return len(text).to_bytes(8, "little") + text
+
+
+def parse_header(text: bytes, where: str) -> Shard:
+    """Read a header's JSON; raises Unreadable when it is not one of ours."""
+    try:
+        table = json.loads(text)
+        metadata = table.pop("__metadata__")
+        rows = json.loads(metadata["rows"])
+        ordered = sorted(table.items(), key=lambda item: tuple(item[1]["data_offsets"]))
+        entries, position = [], 0
+        for name, info in ordered:
+            begin, end = info["data_offsets"]
+            if begin != position or end < begin:
+                raise ValueError(f"tensor {name!r} does not follow the one before")
+            if end - begin != math.prod(info["shape"]) * DTYPE_BYTES[info["dtype"]]:
+                raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
+            start, global_shape = rows[name]
+            entries.append(Entry(name, info["dtype"], tuple(info["shape"]), start, tuple(global_shape), end - begin))
+            position = end
+        return Shard(int(metadata["rank"]), int(metadata["world"]), metadata["run_id"], tuple(entries))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"{where}: damaged header ({error})") from error
+
+
+class ShardReader:
+    """A shard file mapped for reading. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Map `path`; raises Unreadable when it is missing, cut or damaged in its header."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"{path}: {error}") from error
+        length = int.from_bytes(self._map[:8], "little")
+        if length > min(MAX_HEADER, len(self._map) - 8):
+            self._map.close()
+            raise Unreadable(f"{path}: the header is longer than the file")
+        try:
+            self.shard = parse_header(self._map[8 : 8 + length], str(path))
+            if 8 + length + self.shard.data_bytes != len(self._map):
+                raise Unreadable(f"{path}: {len(self._map)} bytes, should be {8 + length + self.shard.data_bytes}")
+        except Unreadable:
+            self._map.close()
+            raise
+        self.data_start = 8 + length
+        self._view = memoryview(self._map)
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._view.release()
+        self._map.close()
+
+    @property
+    def header_digest(self) -> str:
+        """Digest of the header with its length."""
+        with self._view[: self.data_start] as head:
+            return digest(head)
+
+    def data(self, index: int, offsets: Sequence[int]) -> memoryview:
+        """Bytes of entry `index`; release the view before closing."""
+        begin = self.data_start + offsets[index]
+        return self._view[begin : begin + self.shard.entries[index].nbytes]
