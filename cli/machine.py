@@ -18,6 +18,7 @@ from ..specs.models import Spec
 SHM = Path("/dev/shm")
 NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
 NVIDIA_DEVICE = Path("/dev/nvidia0")
+AMD_DEVICE = Path("/dev/kfd")
 NVIDIA_SMI_TIMEOUT_S = 1.0
 ASSUMED_GPU = "h100"
 """Planned for when the spec asks for cuda and this machine has none."""
@@ -82,6 +83,11 @@ def nvidia_gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listing.stdout, re.MULTILINE)
+
+
+def has_gpu() -> bool:
+    """Tell whether this machine has any GPU that torch might run on, in the table or not."""
+    return bool(nvidia_gpus()) or AMD_DEVICE.exists()
 
 
 def table_name(gpu: str) -> str | None:

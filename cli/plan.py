@@ -12,7 +12,7 @@ from ..specs.codes import Code
 from ..specs.errors import SpecError
 from ..specs.load import load_spec
 from ..specs.models import Spec
-from .machine import this_machine
+from .machine import has_gpu, this_machine
 
 
 def plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool) -> int:
@@ -42,6 +42,12 @@ def show(answer: Plan, as_json: bool) -> int:
 
 def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     """Count and time the model here first; this runs the spec's code."""
+    if spec.cluster.device == "cuda" and not has_gpu():
+        sys.stderr.write(
+            "cluster.device is cuda, but this machine has no GPU to profile on; leave out --profile "
+            "or give cluster.device=cpu\n"
+        )
+        return Code.MISSING_RESOURCE
     from ..engine.entry import UserCodeError, add_import_paths
     from ..engine.profile import profile
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tiers.layout import RunDir, Version
+from ..tiers.memory import memory_dir
 from .view_events import describe_fault
 from .view_figures import Figure, figures
 from .view_format import for_terminal, human_loss, human_ratio, human_seconds, near, plural
@@ -26,8 +27,8 @@ TABLE_WIDTH = 80
 def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
     """Print the summary of a run.
 
-    `outcome` may hold, all of it optional: `status` (finished, preempted, failed, interrupted), `detail`,
-    `seconds`, `state_digest`, and `paths` (folder of the last checkpoint by tier).
+    `outcome` may hold, all of it optional: `status` (finished, preempted, failed, interrupted), `message`,
+    `seconds`, `state_digest`, `trace`, `log`, `code`, and `paths` (folder of the last checkpoint by tier).
     """
     ascii_only = console.options.ascii_only
     console.print()
@@ -46,7 +47,8 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
     """Return the numbers of the summary for `--json`; what is not known, or not finite, is null."""
     return {
         "status": status_of(state, outcome),
-        "detail": outcome.get("detail"),
+        "message": outcome.get("message"),
+        "exit_code": outcome.get("code"),
         "run_dir": str(state.run_dir),
         "step": state.step,
         "max_steps": state.max_steps,
@@ -67,7 +69,12 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
             for figure in figures(state, plan)
         },
         "checkpoints": {
-            tier: {"step": step, "path": _path(state, tier, outcome), "left_out": state.skipped.get(tier, 0)}
+            tier: {
+                "step": step,
+                "path": _path(state, tier, outcome),
+                "kept": _is_kept(state, tier),
+                "left_out": state.skipped.get(tier, 0),
+            }
             for tier, step in state.committed.items()
         },
         "state_digest": _digest(state, outcome)[0],
@@ -96,23 +103,30 @@ def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[st
     head = {
         "finished": f"{plural(state.step, 'step')}{took}{loss}",
         "preempted": f"stopped when asked to, after step {state.step} of {state.max_steps}{took}{loss}",
-        "interrupted": f"by you, after step {state.step} of {state.max_steps}{took}{loss}",
+        "interrupted": f"after step {state.step} of {state.max_steps}{took}{loss}",
     }.get(status, f"after step {state.step} of {state.max_steps}{took}{loss}")
     rows = [(status, Text(head))]
-    detail = outcome.get("detail")
-    if detail:
-        rows.append(("", Text(str(detail))))
-    elif status == "failed" and state.faults:
-        rows.append(("", Text(describe_fault(state.faults[-1]))))
+    rows += [("", Text(line)) for line in _reason(state, outcome, status)]
     if state.attempts > 1 or state.repeated:
         rows.append(("lost work", Text(_lost_work(state))))
     if state.warnings:
         rows.append(("warnings", Text(f"{state.warnings}, in {near(RunDir(state.run_dir).events)}")))
     if status != "finished":
-        rows.append(("logs", Text(near(RunDir(state.run_dir).attempt(state.attempt)))))
+        log = outcome.get("log") or RunDir(state.run_dir).attempt(state.attempt)
+        rows.append(("log", Text(near(Path(str(log))))))
         if state.committed:
             rows.append(("go on with", Text(f"dtrain resume --from latest {near(state.run_dir)}", style="bold")))
     return rows
+
+
+def _reason(state: RunState, outcome: Mapping[str, Any], status: str) -> list[str]:
+    """Why a run ended before its last step, and the traceback of the job's own code."""
+    message, trace = outcome.get("message"), outcome.get("trace")
+    if status == "finished":
+        return []
+    if not message:
+        return [describe_fault(state.faults[-1])] if status == "failed" and state.faults else []
+    return [str(message), *(str(trace).rstrip().splitlines() if trace else [])]
 
 
 def _lost_work(state: RunState) -> str:
@@ -128,6 +142,7 @@ def _checkpoints(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str,
         value = Text(f"{tier:<{width}}  step {step}")
         left_out = state.skipped.get(tier, 0)
         value.append(f" ({plural(left_out, 'checkpoint')} left out)" if left_out else "", style="yellow")
+        value.append("" if _is_kept(state, tier) else " (given back)", style="dim")
         path = _path(state, tier, outcome)
         value.append(f"  {near(Path(path))}" if path else "", style="dim")
         rows.append(("checkpoints" if not rows else "", value))
@@ -202,6 +217,11 @@ def _path(state: RunState, tier: str, outcome: Mapping[str, Any]) -> str | None:
         return None
     folder = RunDir(state.run_dir).disk("checkpoints") / Version(attempt=attempt, step=step).dirname
     return str(folder) if folder.is_dir() else None
+
+
+def _is_kept(state: RunState, tier: str) -> bool:
+    """Tell whether a tier still has what it committed: snapshots are given back once the disk has them."""
+    return tier != "memory" or memory_dir(RunDir(state.run_dir)).path.is_dir()
 
 
 def _finite(value: float | None) -> float | None:

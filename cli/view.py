@@ -28,7 +28,7 @@ from .view_format import for_terminal
 from .view_panel import draw, step_line
 from .view_state import RunState, integer, number
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 2.0
 """How long `stop` waits for a thread that is stuck in writing to a terminal."""
 LINES_PER_RUN = 20

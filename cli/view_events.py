@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .view_format import human_seconds, near, plural
-from .view_state import RunState, integer, number
+from .view_state import RunState, ends_attempt, integer, number
 
 Level = Literal["good", "info", "warn", "bad"]
 
@@ -38,6 +38,7 @@ class Narrator:
         self._max_restarts = max_restarts
         self._said: set[tuple[object, ...]] = set()
         self._alike: dict[str, int] = {}
+        self._unsaid_restart = ""
         self._told: dict[str, Callable[[Mapping[str, Any], RunState], list[Note]]] = {
             "attempt": self._attempt,
             "restored": self._restored,
@@ -73,7 +74,8 @@ class Narrator:
             return []
         where = f": {plural(state.world, 'worker')}" if state.world else ""
         where += f" on {plural(state.nodes, 'node')}" if state.world and state.nodes else ""
-        return [Note("info", f"attempt {attempt}{where}")]
+        unsaid, self._unsaid_restart = self._unsaid_restart, ""
+        return [Note("info", f"{unsaid}attempt {attempt}{where}")]
 
     def _restored(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         step, tier = integer(record, "step"), record.get("tier")
@@ -91,12 +93,19 @@ class Narrator:
 
     def _fault(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         attempt = record.get("attempt", state.attempt)
-        what = describe_fault(record)
+        what = describe_fault(record, None if state.step == 0 else state.step)
         log = record.get("log")
         below = f"log: {near(Path(log))}" if isinstance(log, str) and log else ""
+        if not ends_attempt(record):
+            return [Note("warn", what, below)]
         if not self._once("fault", attempt):
             return [Note("bad", f"{what} (same attempt)", below)]
-        return [Note("bad", f"{what} — {self._what_follows(record, state)}", below)]
+        follows = self._what_follows(record, state)
+        if record.get("kind") == "exception" and record.get("restarting") is None:
+            # Some errors of the job's own code end the run at once: the next attempt, if any, tells the rest.
+            self._unsaid_restart = f"{follows}, " if follows.startswith("restarting") else ""
+            return [Note("bad", what, below)]
+        return [Note("bad", f"{what} — {follows}", below)]
 
     def _what_follows(self, record: Mapping[str, Any], state: RunState) -> str:
         """Say what the launcher does now: its own word where the event has it, else by the count of restarts."""
@@ -122,25 +131,27 @@ class Narrator:
         return [Note("warn", f"asked to stop: step {step} is the last one{where}")] if step is not None else []
 
 
-def describe_fault(record: Mapping[str, Any]) -> str:
-    """`rank 1 was killed by SIGKILL at step 120`, as far as the event knows."""
+def describe_fault(record: Mapping[str, Any], last_step: int | None = None) -> str:
+    """`rank 1 was killed by SIGKILL at step 120`; without the event's own step: `after step` the last one."""
     rank, step, node = integer(record, "rank"), integer(record, "step"), record.get("node")
     who = f"rank {rank}" if rank is not None else "the run"
     who += f" on {node}" if isinstance(node, str) and node else ""
     kind, detail = _one_line(record.get("kind"), ""), _one_line(record.get("detail"), "")
-    where = f" at step {step}" if step is not None and f"step {step}" not in detail else ""
-    short = _known(kind, detail)
+    where = f" at step {step}" if step is not None else f" after step {last_step}" if last_step is not None else ""
+    where = "" if "step" in detail else where
+    if kind == "drainer":
+        return detail or "the drainer ended"
+    if detail.startswith(f"{who}: "):
+        kind, detail = "error", detail.removeprefix(f"{who}: ")
+    elif detail.startswith(f"{who} "):
+        return f"{detail}{where}"
+    short = _known(kind, detail) or (detail if _SAYS_WHAT_HAPPENED.match(detail) else None)
     if short is not None:
         return f"{who} {short}{where}"
-    if _SAYS_WHAT_HAPPENED.match(detail):
-        return f"{who} {detail}{where}"
-    if detail.startswith(who):
-        return f"{detail}{where}"
-    label = kind.replace("_", " ").replace("-", " ") or "failed"
-    verb = f"failed{where}" if label in ("error", "exception", "raise", "raised", "failed", "crash") else None
-    if verb is None:
-        verb = f"failed{where} ({label})"
-    return f"{who} {verb}: {detail}" if detail else f"{who} {verb}"
+    label = kind.replace("_", " ").replace("-", " ")
+    plain = label in ("", "error", "exception", "raise", "raised", "failed", "crash")
+    failed = f"{who} failed{where}" if plain else f"{who} failed{where} ({label})"
+    return f"{failed}: {detail}" if detail else failed
 
 
 def _known(kind: str, detail: str) -> str | None:
@@ -180,11 +191,12 @@ def _checkpoint(item: Mapping[str, Any]) -> str:
 
 
 def _one_line(value: object, default: str = "no reason given") -> str:
-    """Return the last line of a text: of a traceback that is the one with the error."""
+    """Return the first line of a text; of a traceback the last one, which has the error."""
     if not isinstance(value, str):
         return default if value is None else str(value)
     lines = [line.strip() for line in value.splitlines() if line.strip()]
     if not lines:
         return default
-    text = "".join(char if char.isprintable() else " " for char in lines[-1])
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    text = "".join(char if char.isprintable() else " " for char in line)
     return text if len(text) <= MAX_DETAIL else f"{text[: MAX_DETAIL - 1]}…"

@@ -67,8 +67,11 @@ def _per_pass(total: float | None, passes: int | None) -> float | None:
 
 
 def planned_step_s(plan: Mapping[str, Any]) -> float | None:
-    """Add up what the plan says of a step; one missing part leaves no sum."""
+    """The plan's own figure for a step, else the sum of its parts; one missing part leaves no sum."""
     iteration = _part(plan, "iteration")
+    told = _figure(iteration, "step_s")
+    if told is not None:
+        return told
     passes = integer(iteration, "micro_batches")
     forward, backward, update = (_figure(iteration, key) for key in ("forward_s", "backward_s", "optimizer_s"))
     if not passes or forward is None or backward is None or update is None:

@@ -19,7 +19,7 @@ from .view_format import (
     shorten_left,
     sparkline,
 )
-from .view_state import RunState
+from .view_state import RunState, number
 
 TWO_COLUMNS_FROM = 64
 FRAME = 4  # border and padding, both sides
@@ -48,7 +48,7 @@ def draw(
         _row("stored", _stored(state), inner),
         _row("logs", Text(shorten_left(_logs(state), max(1, inner - LABEL - 1)), style="dim"), inner),
     )
-    return Panel(
+    panel = Panel(
         body,
         title=_title(state, silent_s),
         title_align="left",
@@ -57,6 +57,8 @@ def draw(
         border_style="dim",
         padding=(0, 1),
     )
+    # The cursor rests on an empty line: what the terminal echoes there (^C) cannot wrap and shift the panel.
+    return Group(panel, "")
 
 
 def step_line(state: RunState) -> str:
@@ -70,7 +72,8 @@ def step_line(state: RunState) -> str:
         *_optional("grad {:.2f}", state.grad_norm),
     ]
     rate, step_s, stall_s = (latest.get(key) for key in ("tokens_per_s", "step_s", "stall_s"))
-    parts += [f"{human_count(rate)} tok/s"] if isinstance(rate, int | float) else []
+    rate, unit = (rate, "tok/s") if isinstance(rate, int | float) else (_samples_per_s(state), "samples/s")
+    parts += [f"{human_count(rate)} {unit}"] if rate is not None else []
     parts += [*_optional("{:.3f} s/step", step_s)]
     parts += [f"stall {1e3 * stall_s:.2f} ms"] if isinstance(stall_s, int | float) else []
     parts += [f"{tier} {step}" for tier, step in state.committed.items()]
@@ -176,9 +179,18 @@ def _step_time(state: RunState, planned_step_s: float | None) -> Text:
 def _speed(state: RunState) -> Text:
     rate = state.recent_mean("tokens_per_s")
     if rate is None:
-        return Text("-", style="dim")
+        return _plain("{:.1f} samples/s", _samples_per_s(state))
     seen = f" · {human_count(state.tokens_seen)} seen" if state.tokens_seen else ""
     return Text.assemble(f"{human_count(rate)} tok/s", (seen, "dim"))
+
+
+def _samples_per_s(state: RunState) -> float | None:
+    """Pace of data that has no tokens: the growth of the samples' count over the last few steps."""
+    counts = [number(record, "samples") for record in state.recent]
+    seconds = sum(number(record, "step_s") or 0.0 for record in list(state.recent)[1:])
+    if len(counts) < 2 or counts[0] is None or counts[-1] is None or seconds <= 0:
+        return None
+    return (counts[-1] - counts[0]) / seconds
 
 
 def _stall(state: RunState) -> Text:

@@ -190,6 +190,8 @@ class RunState:
 
     def _on_fault(self, record: Mapping[str, Any]) -> None:
         self.faults.append(record)
+        if not ends_attempt(record):
+            return
         attempt = integer(record, "attempt")
         attempt = self.attempt if attempt is None else attempt
         if attempt != self._fault_attempt:
@@ -234,6 +236,11 @@ _HANDLERS = {
     "preempted": RunState._on_preempted,
     "finished": RunState._on_finished,
 }
+
+
+def ends_attempt(fault: Mapping[str, Any]) -> bool:
+    """Tell whether the workers ended by a fault: the drainer may die and be started again beside them."""
+    return fault.get("kind") != "drainer"
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -10,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,18 +32,26 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def prepare_signals() -> None:
+    """Ctrl-C ends a worker at once; SIGUSR2 writes the stacks of all threads into its log."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+
+
 @dataclass
 class StopFlag:
-    """Set by SIGTERM, SIGHUP or SIGUSR1; acted on at the end of a step, when all ranks have agreed."""
+    """Set by SIGTERM, SIGHUP or SIGUSR1; acted on at the end of a step, when all ranks have agreed.
+
+    Before the first step there is nothing to save, and a worker that waits for a dead one in a library's own code
+    would never see the flag: until `install`, these signals end the worker at once.
+    """
 
     is_set: bool = False
 
     def install(self) -> None:
-        """Let the signals set the flag, and nothing else; Ctrl-C ends the worker at once."""
+        """From now on the signals set the flag, and nothing else."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._set)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
 
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.is_set = True
@@ -111,9 +121,13 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     return Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), control)
 
 
-def leave() -> None:
-    """End quietly: everything that matters is in files by now, and destructors of dead groups may hang."""
+def leave(context: Context, code: int) -> NoReturn:
+    """End together, without destructors: those of gloo's groups were seen to hang when all ranks leave at once.
+
+    Everything that matters is in files by now, so a peer that has left already is no fault.
+    """
+    with contextlib.suppress(RuntimeError):
+        context.all_agree(True)
     sys.stdout.flush()
     sys.stderr.flush()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    os._exit(code)

@@ -98,14 +98,14 @@ def _set_python(data: bytes) -> None:
 
 
 def _get_numpy() -> bytes:
-    state = np.random.get_state(legacy=True)  # noqa: NPY002
+    state = np.random.get_state(legacy=True)
     _, keys, position, has_gauss, gauss = state
     return _NUMPY.pack(*keys.tolist(), position, has_gauss, gauss)
 
 
 def _set_numpy(data: bytes) -> None:
     *keys, position, has_gauss, gauss = _NUMPY.unpack(data)
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
 
 
 def _get_torch() -> bytes:
@@ -147,7 +147,7 @@ def seed_everything(seed: int, rank: int | None = None) -> None:
     """Seed all generators; with a rank, each rank draws differently."""
     mixed = (seed if rank is None else seed * 1_000_003 + rank + 1) % 2**63
     random.seed(mixed)
-    np.random.seed(mixed % 2**32)  # noqa: NPY002
+    np.random.seed(mixed % 2**32)
     torch.manual_seed(mixed)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from ..planners.plan import Plan, plan_from_json
+from ..specs.codes import Code
 from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
 from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
-from ..specs.codes import Code
-from .context import Context, StopFlag, die_with_parent, join, leave
+from .context import Context, StopFlag, die_with_parent, join, leave, prepare_signals
 from .data.text import DataError
 from .entry import UserCodeError, add_import_paths
 from .job import Job, Result, read_job, write_error, write_result
@@ -49,13 +51,14 @@ class Worker:
         self.stop = stop
         self.progress = Progress()
 
-    def train(self) -> Code:
+    def train(self) -> NoReturn:
         """Join the others, continue from the newest whole step, train to the end or until told to stop."""
         context = join(self.spec, self.memory, self.stop)
         reporter = Reporter(self.run, self.job.attempt, active=context.rank == 0)
         parts = assemble(self.spec, context)
         restored = self._restore(parts, context, reporter)
         snapshots = self._snapshots(parts, context, restored)
+        self.stop.install()
         stop, loss = False, None
         try:
             while self.progress.step < self.spec.max_steps and not stop:
@@ -71,9 +74,7 @@ class Worker:
         if context.rank == 0:
             digest = parts.state.digest()
             write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted))
-        context.all_agree(True)
-        leave()
-        return Code.PREEMPTED if preempted else Code.DONE
+        leave(context, Code.PREEMPTED if preempted else Code.DONE)
 
     def _restore(self, parts: Parts, context: Context, reporter: Reporter) -> Version | None:
         faults.point("restore.before")
@@ -148,38 +149,39 @@ class Worker:
         snapshots.close()
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     """Run one rank; what ends it badly is left in a file for the launcher."""
     os.dup2(1, 2)  # one log per rank; both streams were opened on the same file
     die_with_parent()
+    prepare_signals()
     stop = StopFlag()
-    stop.install()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faults.point("worker.start")
     job = read_job(Path(arguments[0]))
     add_import_paths(*job.import_paths)
     rank = int(os.environ["RANK"])
     try:
-        return int(Worker(job, stop).train())
+        Worker(job, stop).train()
     except Exception as error:
-        code = next((code for kind, code in FINAL_ERRORS.items() if isinstance(error, kind)), None)
-        final = code is not None
-        write_error(RunDir(Path(job.run_dir)), job.attempt, rank, error, int(code or Code.FAILED), final=final)
-        sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
+        code = exit_code_of(error)
+        final = isinstance(error, tuple(FINAL_ERRORS))
+        write_error(RunDir(Path(job.run_dir)), job.attempt, rank, error, code, final=final)
         raise
-    finally:
-        sys.stdout.flush()
+
+
+def exit_code_of(error: Exception) -> Code:
+    """The exit code that tells how a worker ended."""
+    return next((code for kind, code in FINAL_ERRORS.items() if isinstance(error, kind)), Code.FAILED)
 
 
 def run() -> None:
     """Entry of the module: leave without waiting for threads or for groups whose other end is dead."""
-    code = int(Code.FAILED)
+    code = Code.FAILED
     try:
-        code = main(sys.argv[1:])
-    except Exception:
-        import traceback
-
+        main(sys.argv[1:])
+    except Exception as error:
         traceback.print_exc()
+        code = exit_code_of(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -189,6 +189,13 @@ def _from_table(key: str) -> str | None:
     return f"dtrain calls it `{_TARGETS[key]}`{extra}"
 
 
+def _dotted(key: str) -> str | None:
+    names = tuple(key.split("."))
+    if len(names) < 2 or names[-1] not in keys_of(places().get(names[:-1], places()[()])):
+        return None
+    return f"keys with dots are for the command line; here write `{names[-1]}` in the block `{title(names[:-1])}`"
+
+
 def _other_variant(place: Place, key: str, tag: str | None) -> str | None:
     owners = keys_of(place).get(key, [])
     if not owners or place.tag is None:
@@ -230,7 +237,8 @@ def for_key(path: KeyPath, tag: str | None) -> str | None:
         return None
     key = _folded(names[-1])
     return (
-        _other_variant(place, key, tag)
+        _dotted(key)
+        or _other_variant(place, key, tag)
         or (_from_table(key) if key in _REMARKS or title((*names[:-1], key)) != _TARGETS.get(key) else None)
         or _elsewhere(place, key)
         or _nearest(place, key, tag)

@@ -14,12 +14,16 @@ from .errors import Problem, SpecError
 from .interpolate import expanded
 from .models import Spec
 from .overrides import applied
+from .overrides import label as name
 from .semantics import contradictions, not_finite
 from .support import planned
 from .syntax import UNSPACED
-from .tree import Finding, Items, Keys, Node, Scalar, from_values, located, plain
+from .tree import Finding, Items, Keys, Node, Scalar, dotted, from_values, located, plain
 from .wording import check
 from .yaml12 import MAX_BYTES, decode, parse
+
+MAX_PROBLEMS = 100
+"""Most problems of one report."""
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -34,14 +38,15 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     root, problems = parse(text, label)
     if root is None and problems:
         raise SpecError(problems)
+    sources = [label, *(name(override) for override in overrides)]
     root, broken = _top_level(root, label)
     problems += broken
     root, refused = applied(root, list(overrides))
     problems += refused
     if broken or root is None:
-        raise SpecError(problems)
+        raise _all(problems, sources)
     stored = label if label.endswith(".json") else None
-    return _checked(root, problems, label, expand=True, stored=stored)
+    return _checked(root, problems, sources, expand=True, stored=stored)
 
 
 def spec_from_json(data: Any, label: str = "spec.json") -> Spec:
@@ -49,8 +54,8 @@ def spec_from_json(data: Any, label: str = "spec.json") -> Spec:
     root, problems = from_values(data, label)
     root_or_none, broken = _top_level(root, label)
     if broken or root_or_none is None:
-        raise SpecError([*problems, *broken])
-    return _checked(root_or_none, problems, label, expand=False)
+        raise _all([*problems, *broken], [label])
+    return _checked(root_or_none, problems, [label], expand=False)
 
 
 def spec_to_json(spec: Spec) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def spec_digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _checked(root: Node, problems: list[Problem], label: str, expand: bool, stored: str | None = None) -> Spec:
+def _checked(root: Node, problems: list[Problem], sources: list[str], expand: bool, stored: str | None = None) -> Spec:
     """Check a tree from all sides and give all problems together, in the order of the file."""
     findings: list[Finding] = []
     if expand:
@@ -72,14 +77,24 @@ def _checked(root: Node, problems: list[Problem], label: str, expand: bool, stor
     findings += planned(root)
     values = plain(root)
     spec, misfits = check(root, values)
-    known = {finding.path for finding in findings}
-    findings += [finding for finding in misfits if finding.path not in known]
+    # What was refused as it stands need not be refused again for its kind.
+    known = {dotted(finding.path) for finding in findings} | {problem.key for problem in problems}
+    findings += [finding for finding in misfits if dotted(finding.path) not in known]
     findings += not_finite(root)
-    findings += contradictions(values, [finding.path for finding in findings])
+    findings += contradictions(values, [finding.path for finding in (*findings, *misfits)])
     problems = problems + [located(root, finding) for finding in findings]
     if spec is None or problems:
-        raise SpecError(sorted(problems, key=lambda found: (found.file != label, found.line or 0, found.column or 0)))
+        raise _all(problems, sources)
     return spec
+
+
+def _all(problems: list[Problem], sources: list[str]) -> SpecError:
+    """Put problems in the order of the sources and lines; what is more than a person reads is counted."""
+    ordered = sorted(problems, key=lambda found: (sources.index(found.file), found.line or 0, found.column or 0))
+    left = len(ordered) - MAX_PROBLEMS
+    if left > 0:
+        ordered[MAX_PROBLEMS:] = [Problem(sources[0], None, None, "", None, f"{left} more problems")]
+    return SpecError(ordered)
 
 
 def _top_level(root: Node | None, label: str) -> tuple[Node | None, list[Problem]]:

@@ -23,6 +23,11 @@ class _RefusedError(Exception):
         self.path, self.message, self.hint = path, message, hint
 
 
+def label(override: str) -> str:
+    """Name an override in a report, where a file has its path."""
+    return f"override {shown(override)}"
+
+
 def split(override: str) -> tuple[KeyPath, str]:
     """Split `tiers[0].every=5` (or `tiers.0.every=5`) into a key path and the text of the value."""
     key, sign, value = override.partition("=")
@@ -76,7 +81,7 @@ def applied(root: Node | None, overrides: list[str]) -> tuple[Node | None, list[
     """Return the tree with all overrides applied in order, and the problems they have."""
     problems: list[Problem] = []
     for override in overrides:
-        source = f"override {shown(override)}"
+        source = label(override)
         try:
             path, text = split(override)
             node, found = parse(text, source, base=path, positions=False)

@@ -99,10 +99,16 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "check that every `[` and `{` is closed",
     ),
     (
-        "found unexpected end of stream",
-        "a quote is not closed",
-        "close it, or remove it where it begins",
+        "expected alphabetic or numeric",
+        "`*` starts an alias and `&` an anchor, and a name must follow",
+        "put text that starts with `*` or `&` in quotes",
     ),
+    (
+        "expected '<document start>'",
+        "text before or after the document",
+        "a spec is one document: remove this, or a `...` line above it",
+    ),
+    ("expected the node content", "a key or a value is missing here", "check the colons and commas around it"),
     (
         "found unknown escape character",
         "an unknown escape in double quotes",
@@ -114,6 +120,17 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "remove it, or write it as an escape in double quotes",
     ),
 )
+
+_VARIABLE = "put text that holds `${` in quotes, where brackets are open"
+
+
+def bad_escape(text: str) -> tuple[int, int]:
+    """Find the escape of a character beyond the last one there is; the start of the text if there is none."""
+    for match in re.finditer(r"\\U([0-9a-fA-F]{8})", text):
+        if int(match[1], 16) > 0x10FFFF:
+            before = text[: match.start()]
+            return before.count("\n"), match.start() - (before.rfind("\n") + 1)
+    return 0, 0
 
 
 def explain(error: MarkedYAMLError, text: str) -> Fault:
@@ -129,8 +146,12 @@ def explain(error: MarkedYAMLError, text: str) -> Fault:
             if fault is not None:
                 return fault
     said = str(error.problem or error.context or "cannot be read")
-    opened = f" (opened on line {start + 1})" if error.context_mark and start < line else ""
+    if "unexpected end of stream" in said and error.context_mark:
+        start, column = error.context_mark.line, error.context_mark.column
+        return Fault(start, column, "this quote is not closed", "close it, or put the text in other quotes")
+    opened = f" (the bracket of line {start + 1})" if "expected ',' or" in said and start < line else ""
     for part, message, hint in _WORDS:
         if part in said:
-            return Fault(line, column, message + opened, hint)
-    return Fault(line, column, f"not valid YAML: {said}{opened}", None)
+            variable = "expected ',' or" in said and "${" in "".join(lines[line : line + 1])
+            return Fault(line, column, message + opened, _VARIABLE if variable else hint)
+    return Fault(line, column, f"not valid YAML: {said}", None)

@@ -26,7 +26,7 @@ from yaml.events import (
 from yaml.reader import ReaderError
 
 from .errors import Problem, shown
-from .syntax import UNSPACED, explain, odd_character
+from .syntax import UNSPACED, bad_escape, explain, odd_character
 from .tree import MAX_DEPTH, Entry, Items, KeyPath, Keys, Mark, Node, Scalar, dotted
 
 MAX_BYTES = 2**20
@@ -251,9 +251,8 @@ class _Composer:
         name = str(path[-1])
         is_plain = isinstance(key, Scalar) and key.plain
         if name in entries:
-            first, line = entries[name].mark.line, self._mark(event).line
-            both = f", on line {first} and on line {line}" if line is not None else ""
-            self._note(event, path, f"the key is given twice{both}", "keep one of them")
+            self._note(event, path, f"the key is given twice{_both(entries[name].mark, self._mark(event))}",
+                       "keep one of them")  # fmt: skip
         elif is_plain and name == "<<":
             source = f" the block of line {node.mark.line}" if node.mark.line is not None else " a block"
             message = f"a merge key would mix in{source}; YAML 1.2 has none"
@@ -263,8 +262,17 @@ class _Composer:
             self._note(event, path[:-1], f"no space after the colon of `{shown(name)}`",
                        f"write `{shown(before)}: {shown(after)}`")  # fmt: skip
         else:
-            return True
+            # A key with an odd space was noted when it was read.
+            return not (is_plain and odd_character(name))
         return False
+
+
+def _both(first: Mark, second: Mark) -> str:
+    if first.line is None:
+        return ""
+    if first.line == second.line:
+        return f" on line {first.line}, in columns {first.column} and {second.column}"
+    return f", on line {first.line} and on line {second.line}"
 
 
 def parse(text: str, source: str, base: KeyPath = (), positions: bool = True) -> tuple[Node | None, list[Problem]]:
@@ -292,8 +300,9 @@ def parse(text: str, source: str, base: KeyPath = (), positions: bool = True) ->
         problem = fault(before.count("\n"), column, message, "remove it")
     except (ValueError, OverflowError) as error:
         # PyYAML converts escapes like "\UFFFFFFFF" and directives without checking them.
-        problem = fault(0, 0, f"not valid YAML: {error}", "check the escapes in double quotes")
-    return None, [*composer.problems, problem]
+        message = "no such character" if "\\U" in text else f"not valid YAML: {error}"
+        problem = fault(*bad_escape(text), message, "check the escapes in double quotes")
+    return None, [*(found for found in composer.problems if found.line != problem.line), problem]
 
 
 def decode(data: bytes, source: str) -> str | Problem:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from dtrain.cli import view as view_module
 from dtrain.cli.view import RunView, in_order, line_interval
+from dtrain.cli.view_panel import draw
 
 PLAN = {"iteration": {"micro_batches": 4, "forward_s": 0.01, "backward_s": 0.02, "optimizer_s": 0.01}}
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -188,6 +189,13 @@ def test_the_panel_at_80_columns_shows_everything(run: Run) -> None:
         assert part in text, part
 
 
+def test_the_cursor_rests_below_the_panel_where_an_echo_does_no_harm(run: Run) -> None:
+    console = terminal()
+    view = RunView(console, run.path, 200, PLAN)
+    console.print(draw(console, view.state, 0.0, 0.0), end="")
+    assert written(console).endswith("╯\x1b[0m\n\n")
+
+
 def test_notes_stay_above_the_panel(run: Run) -> None:
     console = terminal()
     with RunView(console, run.path, 200, PLAN) as view:
@@ -198,6 +206,16 @@ def test_notes_stay_above_the_panel(run: Run) -> None:
     text = frames(console)
     assert re.search(r"\d\d:\d\d:\d\d ✗ rank 1 was killed by SIGKILL at step 120 — restarting", text)
     assert re.search(r"\d\d:\d\d:\d\d ✓ resumed step 119 from memory in 0.4 s", text)
+
+
+def test_data_without_tokens_is_counted_in_samples(run: Run) -> None:
+    out, panel = plain(), terminal()
+    with RunView(out, run.path, 200, PLAN), RunView(panel, run.path, 200, PLAN) as view:
+        for step in (9, 10):
+            run.step(step, tokens=None, tokens_per_s=None, tokens_seen=None, samples=32 * step)
+        view.poll()
+    assert "grad 1.02  320 samples/s  0.100 s/step" in written(out)
+    assert "320.0 samples/s" in frames(panel)
 
 
 def test_no_color_leaves_no_colours(run: Run) -> None:

@@ -76,7 +76,16 @@ def test_without_a_known_limit_none_is_named(tmp_path: Path) -> None:
         ({"rank": 1, "kind": "exit", "detail": "exit code 17"}, "rank 1 exited with code 17"),
         ({"rank": 1, "kind": "silent", "step": 7}, "rank 1 has been silent at step 7"),
         ({"rank": 1, "kind": "silent", "detail": "was silent for 10 s"}, "rank 1 was silent for 10 s"),
-        ({"rank": 0, "kind": "killed", "detail": "rank 0 fell over"}, "rank 0 fell over"),
+        ({"rank": 1, "kind": "killed", "detail": "rank 1 was killed by SIGKILL"}, "rank 1 was killed by SIGKILL"),
+        (
+            {"rank": 0, "kind": "hang", "step": 7, "detail": "rank 0 stood still for 10.2 s in step 7"},
+            "rank 0 stood still for 10.2 s in step 7",
+        ),
+        (
+            {"rank": 0, "kind": "exception", "step": 7, "detail": "rank 0: ValueError: boom\nsecond line"},
+            "rank 0 failed at step 7: ValueError: boom",
+        ),
+        ({"rank": None, "kind": "drainer", "detail": "the drainer ended with -9"}, "the drainer ended with -9"),
         (
             {"rank": 2, "kind": "exception", "step": 3, "detail": "Traceback …\n  File x\nValueError: no\n"},
             "rank 2 failed at step 3: ValueError: no",
@@ -89,6 +98,30 @@ def test_without_a_known_limit_none_is_named(tmp_path: Path) -> None:
 )
 def test_faults_in_words(event: dict[str, Any], text: str) -> None:
     assert describe_fault(event) == text
+
+
+def test_without_a_step_of_its_own_a_fault_is_after_the_last_one(tell: Tell) -> None:
+    tell.state.take_step({"step": 119, "attempt": 1})
+    event = {"event": "fault", "rank": 1, "step": None, "attempt": 1, "kind": "killed"}
+    assert tell(**event, detail="rank 1 was killed by SIGKILL") == [
+        "rank 1 was killed by SIGKILL after step 119 — restarting (1 of 3) from the newest whole step"
+    ]
+    assert tell(event="attempt", attempt=2) == ["attempt 2"]
+
+
+def test_after_an_error_of_the_job_only_the_next_attempt_tells_of_a_restart(tell: Tell) -> None:
+    event = {"event": "fault", "rank": 1, "step": None, "kind": "exception", "detail": "rank 1: ValueError: boom"}
+    assert tell(**event, attempt=1) == ["rank 1 failed: ValueError: boom"]
+    assert tell(event="attempt", attempt=2, world=2) == [
+        "restarting (1 of 3) from the newest whole step, attempt 2: 2 workers"
+    ]
+
+
+def test_a_drainer_that_died_is_no_restart(tell: Tell) -> None:
+    tell.state.take_step({"step": 119, "attempt": 1})
+    detail = "the drainer ended with -9; started again"
+    assert tell(event="fault", rank=None, attempt=1, kind="drainer", detail=detail) == [detail]
+    assert (tell.state.restarts_in_row, tell.state.phase) == (0, "training")
 
 
 def test_restoring_says_what_was_passed_over_once(tell: Tell) -> None:

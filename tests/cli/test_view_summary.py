@@ -114,7 +114,7 @@ def test_a_plan_with_holes_keeps_what_it_has(tmp_path: Path) -> None:
     ("status", "words"),
     [
         ("preempted", "preempted     stopped when asked to, after step 10 of 20"),
-        ("interrupted", "interrupted   by you, after step 10 of 20"),
+        ("interrupted", "interrupted   after step 10 of 20"),
         ("failed", "failed        after step 10 of 20"),
     ],
 )
@@ -129,15 +129,30 @@ def test_the_other_ends_say_how_to_go_on(
     text = printed(state, PLAN, {"status": status, "seconds": 3.0})
     assert f"{words} in 3.00 s, loss 3.0000\n" in text
     assert "go on with    dtrain resume --from latest runs/tiny\n" in text
-    assert "logs          runs/tiny/logs/attempt-0001\n" in text
+    assert "log           runs/tiny/logs/attempt-0001\n" in text
     assert ("rank 1 exited with code 1 at step 11" in text) == (status == "failed")
 
 
 def test_a_run_without_a_step_has_no_table(tmp_path: Path) -> None:
-    text = printed(RunState(tmp_path, max_steps=20), PLAN, {"status": "failed", "detail": "no worker came up"})
+    text = printed(RunState(tmp_path, max_steps=20), PLAN, {"status": "failed", "message": "no worker came up"})
     assert "no worker came up" in text
     assert "predicted" not in text
     assert "go on with" not in text
+
+
+def test_a_failure_of_the_job_s_code_shows_its_traceback_and_log(tmp_path: Path) -> None:
+    outcome = {"status": "failed", "message": "rank 0: ValueError: boom (a restart would end the same way)"}
+    more = {"trace": "Traceback:\n  File x\nValueError: boom\n", "log": "/logs/rank-00000.log", "code": 70}
+    text = printed(RunState(tmp_path, max_steps=20), PLAN, {**outcome, **more})
+    assert f"{'':<14}{outcome['message']}\n" in text
+    assert f"{'':<14}  File x\n{'':<14}ValueError: boom\n" in text
+    assert "log           /logs/rank-00000.log\n" in text
+    assert to_json(RunState(tmp_path, max_steps=20), PLAN, {**outcome, **more})["exit_code"] == 70
+
+
+def test_a_plan_that_names_the_step_s_time_is_taken_at_its_word(tmp_path: Path) -> None:
+    plan = {"iteration": {"micro_batches": 4, "forward_s": 0.01, "backward_s": 0.02, "step_s": 0.25}}
+    assert to_json(finished_state(tmp_path), plan, {})["figures"]["step_s"]["predicted"] == 0.25
 
 
 def test_paths_of_checkpoints(tmp_path: Path) -> None:
@@ -146,10 +161,12 @@ def test_paths_of_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "step-0000000020.a0002"
     folder.mkdir(parents=True)
     assert to_json(state, PLAN, {})["checkpoints"] == {
-        "memory": {"step": 20, "path": None, "left_out": 0},
-        "disk": {"step": 20, "path": str(folder), "left_out": 0},
+        "memory": {"step": 20, "path": None, "kept": False, "left_out": 0},
+        "disk": {"step": 20, "path": str(folder), "kept": True, "left_out": 0},
     }
-    assert str(folder) in printed(state, PLAN, {})
+    text = printed(state, PLAN, {})
+    assert "checkpoints   memory  step 20 (given back)\n" in text
+    assert f"              disk    step 20  {folder}\n" in text
     told = to_json(state, PLAN, {"paths": {"disk": "/elsewhere"}})
     assert told["checkpoints"]["disk"]["path"] == "/elsewhere"
 
@@ -174,7 +191,7 @@ def test_the_status_without_a_caller_s_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_terminal_is_never_overflowed(tmp_path: Path, width: int) -> None:
     state = finished_state(tmp_path)
-    outcome = {"status": "failed", "detail": "X" * 300, "state_digest": "d" * 128, "paths": {"disk": "/p" * 90}}
+    outcome = {"status": "failed", "message": "X" * 300, "state_digest": "d" * 128, "paths": {"disk": "/p" * 90}}
     text = printed(state, PLAN, outcome, width, is_terminal=True)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert max(cell_len(line) for line in lines) <= width

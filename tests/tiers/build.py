@@ -56,7 +56,9 @@ def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt:
     return target
 
 
-def snapshot(memory: MemoryDir, step: int, *, world: int = 2, slot: int = 0, attempt: int = 1, drain: bool = False) -> None:
+def snapshot(
+    memory: MemoryDir, step: int, *, world: int = 2, slot: int = 0, attempt: int = 1, drain: bool = False
+) -> None:
     """Fill and commit the same slot of every rank."""
     for rank in range(world):
         put(memory, rank, world, slot, step, attempt, drain)

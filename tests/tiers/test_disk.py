@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from tests.tiers.build import TENSORS, Place, put, snapshot, value_of
 
+from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version, parse_version
 from dtrain.tiers.memory import SlotRecord
 from dtrain.tiers.recovery import contents, digest_of, find, open_candidate, verify
-from dtrain.tiers.jsonfile import Unreadable
-from tests.tiers.build import TENSORS, Place, put, snapshot, value_of
 
 
 def test_a_checkpoint_reads_back_as_it_was_stored(place: Place) -> None:

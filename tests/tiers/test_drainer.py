@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.tiers.build import RUN_ID, Place, snapshot
 
 from dtrain.tiers.drainer import DrainJob
 from dtrain.tiers.faults import POINTS, fail_at
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import Version
 from dtrain.tiers.recovery import find, open_candidate, verify
-from tests.tiers.build import RUN_ID, Place, snapshot
 
 DRAIN_POINTS = [name for name in POINTS if name.startswith(("drain.", "prune."))]
 

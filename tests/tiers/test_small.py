@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers.build import Place
 
 from dtrain.tiers import faults
 from dtrain.tiers.copyfile import copy_durable
@@ -13,7 +14,6 @@ from dtrain.tiers.heartbeat import Heartbeat, clear_heartbeats, read_heartbeats
 from dtrain.tiers.jsonfile import Unreadable, append_line, read, read_lines, replace
 from dtrain.tiers.layout import RunDir
 from dtrain.tiers.lock import FileLock, Locked
-from tests.tiers.build import Place
 
 
 def test_a_second_holder_is_refused_and_told_who_holds(tmp_path: Path) -> None:

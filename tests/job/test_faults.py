@@ -1,0 +1,123 @@
+"""A fault at any named point ends in a restart by itself, and the run goes on bit for bit as if nothing had been."""
+
+import pytest
+from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
+
+from dtrain.tiers.faults import POINTS, fail_at
+
+# Which rank, which step: first and middle steps, the step before and after a disk checkpoint, the last step.
+CASES = {
+    "worker.start": (0, None),
+    "restore.before": (1, None),
+    "step.start": (0, 1),
+    "copy.begin": (1, 5),
+    "copy.slice": (0, 6),
+    "copy.record": (1, 6),
+    "copy.committed": (0, 7),
+    "window.forward": (1, 8),
+    "window.backward": (0, 8),
+    "update.before": (1, 9),
+    "update.after": (0, STEPS),
+    "drain.begin": (None, 3),
+    "drain.file": (None, 6),
+    "drain.manifest": (None, 6),
+    "drain.rename": (None, 9),
+    "drain.committed": (None, STEPS),
+    "prune.renamed": (None, None),
+}
+ONLY_ON_RESTART = {"restore.after"}
+
+
+def test_every_fault_point_has_a_case() -> None:
+    assert CASES.keys() | ONLY_ON_RESTART == POINTS.keys()
+
+
+@pytest.mark.parametrize("point", CASES)
+def test_killed_at(point: str, job: Job, oracle: Job) -> None:
+    rank, step = CASES[point]
+    ended = job.do("run", "spec.yaml", fault=fail_at(rank, step, point))
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    faults = job.events("fault")
+    if point.startswith(("drain", "prune")):
+        assert all(fault["kind"] == "drainer" for fault in faults), "training never noticed"
+    else:
+        assert [(fault["kind"], fault["rank"]) for fault in faults] == [("killed", rank)]
+        repeated = [e["step"] for e in job.events("restored")]
+        assert all(step is not None and step - at <= 3 for at in repeated), "at most two steps are repeated"
+    job.assert_nothing_left()
+
+
+def test_killed_again_while_it_restores(job: Job, oracle: Job) -> None:
+    faults = [
+        fail_at(0, 7, "window.backward"),
+        fail_at(1, None, "restore.before", attempt=2),
+        fail_at(0, None, "restore.after", attempt=3),
+    ]
+    ended = job.do("run", "spec.yaml", fault=";".join(faults))
+    assert ended.code == 0, ended.said
+    assert len(job.events("fault")) == 3
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("kind", "told"), [("raise", "exception"), ("exit", "exited"), ("stop", "hang")])
+def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None:
+    ended = job.do("run", "spec.yaml", fault=fail_at(1, 8, "window.forward", kind=kind))
+    assert ended.code == 0, ended.said
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["rank"]) == (told, 1), fault
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("point", ["copy.begin", "window.forward", "window.backward", "update.after", "copy.record"])
+def test_the_whole_job_killed_and_resumed(point: str, job: Job, oracle: Job) -> None:
+    process = job.start("run", "spec.yaml", fault=fail_at(0, 8, point, kind="stop"), env={})
+    wait_for_step(job, 7)
+    wait(lambda: any(p.status() == "stopped" for p in job.workers()), 10, "the fault")
+    job.kill_all()
+    finish(process)
+    ended = job.do("resume", "--from", "latest", "run")
+    assert ended.code == 0, ended.said
+    (restored,) = job.events("restored")
+    assert restored["tier"] == "memory"
+    assert restored["step"] >= 6
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, oracle: Job) -> None:
+    """As after a power cut: the memory is gone, the newest checkpoint on disk has no manifest."""
+    from dtrain.tiers.memory import memory_dir
+
+    process = job.start("run", "spec.yaml", fault=fail_at(None, 6, "drain.manifest", kind="stop", attempt=None))
+    wait_for_step(job, 7)
+    wait(lambda: any(p.status() == "stopped" for p in job.drainers()), 10, "the fault")
+    job.kill_all()
+    finish(process)
+    memory_dir(job.run).remove()
+    ended = job.do("resume", "--from", "latest")
+    assert ended.code == 2 or "runs" in ended.said  # the run is not under ./runs: it must be named
+    ended = job.do("resume", "--from", "latest", "spec.yaml")
+    assert ended.code == 0, ended.said
+    assert [(e["tier"], e["step"]) for e in job.events("restored")] == [("disk", 3)]
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_only_the_launcher_killed(job: Job, oracle: Job) -> None:
+    process = job.start("run", "spec.yaml", "max_steps=2000")
+    wait_for_step(job, 20)
+    process.kill()
+    process.wait()
+    wait(lambda: not job.workers(), 3, "the workers to die with their launcher")
+    wait(lambda: not job.drainers(), 20, "the drainer to save what there was")
+    reached = max(job.losses())
+    assert not [p for p in job.processes()]
+    newest = max(e["step"] for e in job.events("committed") if e["tier"] == "disk")
+    assert newest >= reached - 2
+    ended = job.do("resume", "--from", "latest", "run", f"max_steps={reached + 3}")
+    assert ended.code == 0, ended.said
+    assert job.events("restored")[0]["step"] == newest
+    job.assert_nothing_left()

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planners.build import MakeSpec, tiny
+
+from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.plan import Plan, make_plan, plan_from_json
+from dtrain.planners.shards import TensorInfo
+
+CONTRACT: dict[str, set[str]] = {
+    "model": {"parameters", "layers", "state_bytes", "state_bytes_per_rank"},
+    "iteration": {"micro_batches", "forward_s", "backward_s", "window_s", "optimizer_s"},
+    "forward": {"windows", "bytes_per_window", "slice_bytes", "tiers"},
+    "backward": {"windows", "bytes_per_window", "slice_bytes", "tiers"},
+    "memory": {"device_bytes_per_rank", "host_bytes_per_node"},
+    "expected": {"overhead", "stall_s", "lost_steps", "recovery_s", "goodput"},
+}
+TIER_KEYS = {"type", "every", "bytes", "write_s", "keep", "survives"}
+MEMORY_AUTO = {"type": "memory", "every": "auto"}
+PYTHON_MODEL = {"type": "python", "entry": "models:build"}
+COUNTED = [TensorInfo("weight", "F32", (1000, 100)), TensorInfo("bias", "F32", (100,))]
+
+
+def read_back(plan: Plan) -> Plan:
+    return plan_from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+
+
+def capacity(plan: Plan) -> int:
+    forward, backward = plan.forward, plan.backward
+    assert forward.bytes_per_window is not None
+    assert backward.bytes_per_window is not None
+    return forward.windows * forward.bytes_per_window + backward.windows * backward.bytes_per_window
+
+
+def test_json_has_the_keys_of_the_contract(make_spec: MakeSpec, laptop: Machine) -> None:
+    document = make_plan(make_spec(), laptop).to_json()
+    for key, names in CONTRACT.items():
+        assert names <= set(document[key]), key
+    for kinds in ("lost_steps", "recovery_s"):
+        assert set(document["expected"][kinds]) == {"process", "node", "cluster"}
+    assert [tier["type"] for tier in document["tiers"]] == ["memory", "disk"]
+    assert all(set(tier) >= TIER_KEYS for tier in document["tiers"])
+
+
+def test_figures_of_the_small_job(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(), laptop)
+    assert plan.model.parameters == 918_656
+    assert plan.model.state_bytes == 12 * 918_656 + 4 * 39
+    assert plan.model.state_bytes // 2 <= (plan.model.state_bytes_per_rank or 0) <= plan.model.state_bytes // 2 + 2000
+    assert plan.iteration.micro_batches == plan.forward.windows == plan.backward.windows == 4
+    assert plan.iteration.window_s == pytest.approx(
+        4 * ((plan.iteration.forward_s or 0) + (plan.iteration.backward_s or 0))
+    )
+    assert plan.source == "table"
+    assert [tier.survives for tier in plan.tiers] == [("process",), ("process", "node", "cluster")]
+    assert plan.expected.stall_s == 0
+    assert 0 < (plan.expected.overhead or 0) < 0.02
+    assert 0.9 < (plan.expected.goodput or 0) <= 1
+
+
+small_specs = st.fixed_dictionaries(
+    {
+        "model": st.builds(
+            lambda layers, heads, head, vocab, activation, tied: {
+                "type": "gpt", "n_layers": layers, "d_model": heads * head, "n_heads": heads,
+                "vocab_size": vocab, "activation": activation, "tie_embeddings": tied,
+            },
+            st.integers(1, 6), st.integers(1, 8), st.sampled_from([2, 16, 64]), st.integers(1, 5000),
+            st.sampled_from(["swiglu", "gelu"]), st.booleans(),
+        ),
+        "cluster": st.builds(
+            lambda nodes, workers, bandwidth: {
+                "nodes": nodes, "workers_per_node": workers, "channels": {"storage": {"bandwidth": bandwidth}},
+            },
+            st.integers(1, 4), st.integers(1, 8), st.one_of(st.just("auto"), st.floats(1e4, 1e12)),
+        ),
+        "tiers": st.sampled_from([
+            [{"type": "memory"}],
+            [{"type": "memory"}, {"type": "disk"}],
+            [{"type": "memory"}, {"type": "disk", "every": 3}],
+            [MEMORY_AUTO, {"type": "disk"}],
+            [MEMORY_AUTO, {"type": "disk", "every": 12}],
+            [{"type": "disk"}],
+            [],
+        ]),
+        "checkpoint": st.builds(lambda part: {"max_overhead": part}, st.floats(0, 1)),
+    }
+)  # fmt: skip
+machines = st.builds(
+    Machine,
+    cpu_cores=st.integers(1, 128),
+    host_memory_bytes=st.just(2**34),
+    shm_free_bytes=st.one_of(st.none(), st.just(2**30)),
+    accelerator=st.sampled_from(["cpu", "a100", "h100", "h200", "b200", "mi300x"]),
+)
+times = st.one_of(
+    st.none(), st.builds(Measured, *[st.floats(1e-6, 100)] * 3, st.one_of(st.none(), st.floats(1e3, 1e12)))
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(small_specs, machines, times, st.integers(1, 9), st.sampled_from(["adamw", "sgd"]))
+def test_any_plan_holds_its_promises(
+    changes: dict[str, Any], machine: Machine, measured: Measured | None, n: int, optimizer: str
+) -> None:
+    world = changes["cluster"]["nodes"] * changes["cluster"]["workers_per_node"]
+    training = {
+        "global_batch_size": n * 2 * world,
+        "micro_batch_size": 2,
+        "optimizer": {"name": optimizer, "lr": 0.1},
+    }
+    plan = make_plan(tiny(**changes, training=training), machine, measured)
+    assert read_back(plan) == plan
+    assert plan.iteration.micro_batches == n
+    if plan.tiers:
+        assert capacity(plan) >= (plan.model.state_bytes_per_rank or 0)
+    memory, disk = plan.tier("memory"), plan.tier("disk")
+    if memory and disk and (memory.auto or disk.auto):
+        assert disk.every % memory.every == 0
+    lost = plan.expected.lost_steps
+    assert (lost.process or 0) <= (lost.node or 0) <= (lost.cluster or 0)
+    assert 0 <= (plan.expected.goodput or 0) <= 1
+    assert (plan.expected.overhead or 0) >= (plan.expected.stall_s or 0) / (plan.iteration.step_s or 1) - 1e-12
+
+
+def test_a_slow_channel_stalls_and_widens_an_auto_interval(make_spec: MakeSpec, laptop: Machine) -> None:
+    slow = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": "10MB/s"}}}
+    fixed = make_plan(make_spec(cluster=slow), laptop)
+    assert (fixed.storage.load or 0) > 1
+    assert fixed.expected.stall_s == pytest.approx((fixed.storage.copy_s or 0) - (fixed.iteration.window_s or 0))
+    assert any("max_overhead" in line for line in fixed.warnings)
+    auto = make_plan(make_spec(cluster=slow, tiers=[MEMORY_AUTO, {"type": "disk"}]), laptop)
+    memory = auto.tier("memory")
+    assert memory is not None
+    assert 1 < memory.every < 200
+    assert (auto.expected.overhead or 1) <= 0.01 * 1.001
+
+
+def test_wider_budgets_never_make_intervals_wider(make_spec: MakeSpec, laptop: Machine) -> None:
+    slow = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": "10MB/s"}}}
+    intervals = []
+    for budget in (0.005, 0.01, 0.05, 0.5):
+        spec = make_spec(cluster=slow, tiers=[MEMORY_AUTO], checkpoint={"max_overhead": budget})
+        intervals.append(make_plan(spec, laptop).tiers[0].every)
+    assert intervals == sorted(intervals, reverse=True)
+
+
+def test_given_intervals_are_kept_and_warned_about(make_spec: MakeSpec, laptop: Machine) -> None:
+    tiers = [{"type": "memory", "every": 2}, {"type": "disk", "every": 301}]
+    plan = make_plan(make_spec(tiers=tiers), laptop)
+    assert [tier.every for tier in plan.tiers] == [2, 301]
+    assert any("not a multiple" in line for line in plan.warnings)
+    assert any("200 steps only" in line for line in plan.warnings)
+
+
+def test_a_disk_that_cannot_keep_up_is_waited_for(make_spec: MakeSpec, laptop: Machine) -> None:
+    tiers = [{"type": "memory"}, {"type": "disk", "every": 1}]
+    plan = make_plan(make_spec(tiers=tiers), laptop, Measured(1e-3, 2e-3, 1e-3))
+    assert (plan.expected.stall_s or 0) > 0
+    assert any("wait for the disk" in line for line in plan.warnings)
+
+
+def test_without_tiers_everything_is_lost_and_nothing_is_copied(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(tiers=[]), laptop)
+    assert (plan.forward.tiers, plan.forward.bytes_per_window) == ((), 0)
+    assert plan.expected.overhead == 0
+    assert plan.expected.lost_steps.process == plan.expected.lost_steps.cluster == 100
+    assert plan.memory.slot_bytes_per_node == 0
+
+
+def test_the_memory_tier_alone_does_not_survive_the_node(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(tiers=[{"type": "memory"}]), laptop)
+    assert (plan.expected.lost_steps.process or 0) < 2
+    assert plan.expected.lost_steps.node == 100
+
+
+def test_a_python_model_is_unknown_until_counted(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(model=PYTHON_MODEL), laptop)
+    assert (plan.model.parameters, plan.model.state_bytes, plan.iteration.step_s) == (None, None, None)
+    assert plan.forward.bytes_per_window is None
+    assert plan.source == "unknown"
+    assert any("--profile" in line for line in plan.assumptions)
+    assert [tier.every for tier in plan.tiers] == [1, 20]
+    assert read_back(plan) == plan
+
+
+def test_a_counted_python_model_has_windows_before_it_has_times(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(model=PYTHON_MODEL), laptop, parameters=COUNTED)
+    assert plan.model.parameters == 100_100
+    assert capacity(plan) >= (plan.model.state_bytes_per_rank or 0) > 0
+    assert plan.iteration.forward_s is None
+    timed = make_plan(make_spec(model=PYTHON_MODEL), laptop, Measured(0.1, 0.3, 0.05, 2**33), COUNTED)
+    assert timed.source == "measured"
+    assert timed.storage.bytes_per_s == pytest.approx(2**34 / 3)
+    assert read_back(timed) == timed
+
+
+def test_the_spec_s_bandwidth_wins_over_a_measured_one(make_spec: MakeSpec, laptop: Machine) -> None:
+    spec = make_spec(cluster={"workers_per_node": 2, "channels": {"storage": {"bandwidth": "1GiB/s"}}})
+    assert make_plan(spec, laptop, Measured(0.1, 0.2, 0.1, 2**33)).storage.bytes_per_s == 2**30
+
+
+def test_a_batch_too_small_for_the_ranks_is_refused(make_spec: MakeSpec, laptop: Machine) -> None:
+    with pytest.raises(ValueError, match="global_batch_size 4 is less than"):
+        make_plan(make_spec(training={"global_batch_size": 4}), laptop)
+
+
+def test_workers_that_share_an_accelerator_are_warned_about(make_spec: MakeSpec, dgx: Machine) -> None:
+    plan = make_plan(make_spec(cluster={"workers_per_node": 16}, training={"global_batch_size": 64}), dgx)
+    assert any("16 workers per node share 8 accelerators" in line for line in plan.warnings)
+
+
+def test_ten_trillion_parameters_on_512_ranks(make_spec: MakeSpec, dgx: Machine) -> None:
+    spec = make_spec(
+        model={
+            "type": "gpt", "n_layers": 500, "d_model": 40960, "n_heads": 320, "vocab_size": 128000,
+            "activation": "gelu",
+        },
+        dataset={"type": "text", "path": "corpus", "seq_len": 8192},
+        training={"global_batch_size": 8192, "micro_batch_size": 1, "precision": "bf16-mixed"},
+        cluster={"nodes": 64, "workers_per_node": 8},
+    )  # fmt: skip
+    plan = make_plan(spec, dgx)
+    assert plan.training.world == 512
+    assert plan.model.parameters == pytest.approx(1.0e13, rel=0.02)
+    assert plan.model.state_bytes == 12 * (plan.model.parameters or 0) + 4 * 4003
+    assert plan.model.state_bytes_per_rank == pytest.approx(plan.model.state_bytes / 512, rel=1e-4)
+    assert plan.iteration.micro_batches == 16
+    assert capacity(plan) >= (plan.model.state_bytes_per_rank or 0)
+    assert (plan.memory.device_fits, plan.memory.slots_fit) == (False, False)
+    assert read_back(plan) == plan
+
+
+@pytest.mark.parametrize("broken", [{}, {"model": {}}, {"model": {"parameters": 1}}, {"tiers": [7]}])
+def test_what_is_not_a_plan_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a plan"):
+        plan_from_json(broken)
+
+
+def test_a_plan_with_an_unknown_key_is_refused(make_spec: MakeSpec, laptop: Machine) -> None:
+    document = make_plan(make_spec(), laptop).to_json()
+    document["iteration"]["coffee_s"] = 1
+    with pytest.raises(ValueError, match="coffee_s"):
+        plan_from_json(document)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.planners.build import MakeSpec
+
+from dtrain.cli import machine
+from dtrain.cli.plan import plan as plan_command
+from dtrain.cli.plan_page import render
+from dtrain.planners.machine import Machine
+from dtrain.planners.plan import Plan, make_plan
+
+TINY_80 = """\
+tiny-gpt · 4 layers, 918,656 parameters, state 10.5 MiB
+2 ranks on 1 node (cpu) · dp_replicate 2 · fp32 · adamw · 200 steps
+batch 32 = 2 ranks x 4 samples x 4 passes; 4,096 tokens per step
+
+One step, to scale
+  passes    F────B──────────F─────B─────────F─────B──────────F────B──────────U─
+  copy      █····█··········█·····█·········█·····█··························
+  to disk                                         ▒▒▒▒▒▒▒▒▒▒▒▒▒
+"""
+
+
+def page(plan: Plan, width: int, **console: object) -> str:
+    return render(plan, Console(width=width, file=io.StringIO(), markup=False, highlight=False, **console))  # type: ignore[arg-type]
+
+
+def test_page_at_80_columns(make_spec: MakeSpec, laptop: Machine) -> None:
+    text = page(make_plan(make_spec(), laptop), 80)
+    assert text.startswith(TINY_80)
+    for number in ("600 KiB", "1.17 MiB", "128 KiB", "5.26 MiB", "10.5 MiB", "60.3 ms", "31.5 MiB", "goodput 99.3 %"):
+        assert number in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("batch", [8, 32, 64, 4096])
+def test_no_line_is_wider_than_the_terminal(make_spec: MakeSpec, laptop: Machine, width: int, batch: int) -> None:
+    text = page(make_plan(make_spec(training={"global_batch_size": batch}), laptop), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_many_micro_batches_are_elided_in_the_middle(make_spec: MakeSpec, laptop: Machine) -> None:
+    text = page(make_plan(make_spec(training={"global_batch_size": 256}), laptop), 80)
+    passes = next(line for line in text.splitlines() if line.startswith("  passes"))
+    assert passes.count("F") == passes.count("B") == 5
+    assert "…" in passes
+    assert "27 micro-batches left out" in text
+
+
+def test_a_stall_is_drawn(make_spec: MakeSpec, laptop: Machine) -> None:
+    slow = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": "10MB/s"}}}
+    text = page(make_plan(make_spec(cluster=slow), laptop), 80)
+    assert "S stall" in text
+    assert "the update waits" in " ".join(text.split())
+    assert "Warnings" in text
+
+
+def test_colour_and_ascii(make_spec: MakeSpec, laptop: Machine) -> None:
+    plan = make_plan(make_spec(), laptop)
+    assert "\x1b[" in page(plan, 80, force_terminal=True, color_system="standard")
+    ascii_file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    text = render(plan, Console(width=80, file=ascii_file))
+    text.encode("ascii")
+    assert "F----B" in text
+
+
+def test_an_uncounted_model_and_no_tiers_have_a_page(make_spec: MakeSpec, laptop: Machine) -> None:
+    unknown = page(make_plan(make_spec(model={"type": "python", "entry": "m:f"}), laptop), 80)
+    assert "? parameters" in unknown
+    assert "--profile" in unknown
+    without = page(make_plan(make_spec(tiers=[]), laptop), 80)
+    assert "none: a fault starts the run again" in without
+
+
+def write_spec(folder: Path) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "output_dir: out\nmax_steps: 20\n"
+        "model: {type: gpt, n_layers: 2, d_model: 64, n_heads: 2}\n"
+        "dataset: {type: text, path: 'python:stdlib', seq_len: 32}\n"
+        "training: {global_batch_size: 8, micro_batch_size: 2, optimizer: {name: adamw, lr: 1e-3}}\n"
+        "cluster: {device: cpu}\n",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+def test_command_prints_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command(write_spec(tmp_path), ["max_steps=7"], as_json=True, profile=False) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["training"]["max_steps"] == 7
+    assert captured.err == ""
+
+
+def test_command_prints_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command(write_spec(tmp_path), [], as_json=False, profile=False) == 0
+    assert "Storage parameters" in capsys.readouterr().out
+
+
+def test_command_refuses_a_bad_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command(write_spec(tmp_path), ["max_step=7"], as_json=True, profile=False) == 78
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "max_step" in captured.err
+
+
+def test_profile_needs_the_gpu_that_the_spec_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "nvidia_gpus", list)
+    monkeypatch.setattr(machine, "AMD_DEVICE", tmp_path / "none")
+    assert plan_command(write_spec(tmp_path), ["cluster.device=cuda"], as_json=False, profile=True) == 69
+    assert "no GPU" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from dtrain.planners.shards import TensorInfo, divide
+from dtrain.planners.state import shard_bytes, state_bytes, state_tensors
+from dtrain.specs.models import AdamW, Sgd
+
+PARAMETERS = [TensorInfo("a.weight", "F32", (4, 3)), TensorInfo("b.bias", "F32", (5,))]
+
+
+def test_adamw_stores_two_moments_and_a_step_per_parameter() -> None:
+    tensors = state_tensors(PARAMETERS, AdamW(name="adamw", lr=1e-3))
+    assert [(t.name, t.dtype, t.shape) for t in tensors] == [
+        ("model.a.weight", "F32", (4, 3)),
+        ("model.b.bias", "F32", (5,)),
+        ("optimizer.a.weight.exp_avg", "F32", (4, 3)),
+        ("optimizer.a.weight.exp_avg_sq", "F32", (4, 3)),
+        ("optimizer.a.weight.step", "F32", ()),
+        ("optimizer.b.bias.exp_avg", "F32", (5,)),
+        ("optimizer.b.bias.exp_avg_sq", "F32", (5,)),
+        ("optimizer.b.bias.step", "F32", ()),
+    ]
+    assert state_bytes(tensors) == 3 * 4 * 17 + 2 * 4
+
+
+@pytest.mark.parametrize(("momentum", "copies"), [(0.0, 1), (0.9, 2)])
+def test_sgd_stores_momentum_only_if_it_has_one(momentum: float, copies: int) -> None:
+    tensors = state_tensors(PARAMETERS, Sgd(name="sgd", lr=1e-3, momentum=momentum))
+    assert state_bytes(tensors) == copies * 4 * 17
+    if momentum:
+        assert tensors[2].name == "optimizer.a.weight.momentum_buffer"
+
+
+def test_the_shard_is_the_largest_of_all() -> None:
+    tensors = state_tensors(PARAMETERS, AdamW(name="adamw", lr=1e-3))
+    assert shard_bytes(tensors, 1) == state_bytes(tensors)
+    for world in (2, 3, 7):
+        sizes = [sum(piece.nbytes for piece in shard) for shard in divide(tensors, world)]
+        assert shard_bytes(tensors, world) == max(sizes) >= state_bytes(tensors) / world

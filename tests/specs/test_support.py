@@ -1,0 +1,82 @@
+"""What is planned and not built is refused by name, with what works today; never as an unknown value."""
+
+import pytest
+from tests.specs.build import Desk, changed
+
+from dtrain.specs.support import planned
+from dtrain.specs.yaml12 import parse
+
+PLANNED: dict[str, tuple[str, str, str, str]] = {
+    # replaced text, new text, key, what works today
+    "hf model": ("{type: gpt, n_layers: 2, d_model: 64, n_heads: 4}", "{type: hf, path: x}", "model.type", "`gpt`"),
+    "jsonl": ("{type: text,", "{type: jsonl,", "dataset.type", "`text` and `python`"),
+    "tokens": ("{type: text,", "{type: tokens,", "dataset.type", "`text` and `python`"),
+    "hf data": ("{type: text,", "{type: hf,", "dataset.type", "`text` and `python`"),
+    "bf16": ("training:\n", "training:\n  precision: bf16\n", "training.precision", "`bf16-mixed`"),
+    "bf16-true": ("training:\n", "training:\n  precision: bf16-true\n", "training.precision", "`bf16-mixed`"),
+    "fp16": ("training:\n", "training:\n  precision: fp16\n", "training.precision", "`bf16-mixed`"),
+    "fp16-mixed": ("training:\n", "training:\n  precision: fp16-mixed\n", "training.precision", "`bf16-mixed`"),
+    "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`bf16-mixed`"),
+    "dp_shard": ("name: t", "strategy: {dp_shard: 2}", "strategy.dp_shard", "`dp_replicate`"),
+    "tp": ("name: t", "strategy: {tp: 2}", "strategy.tp", "`dp_replicate`"),
+    "pp": ("name: t", "strategy: {pp: 4}", "strategy.pp", "`dp_replicate`"),
+    "cp": ("name: t", "strategy: {cp: 2}", "strategy.cp", "`dp_replicate`"),
+    "ep": ("name: t", "strategy: {ep: 1}", "strategy.ep", "`dp_replicate`"),
+    "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
+    "elastic, unquoted": ("nodes: 2, w", "nodes: 2:4, w", "cluster.nodes", "one whole number"),
+    "elastic, dots": ("nodes: 2, w", "nodes: 2..4, w", "cluster.nodes", "one whole number"),
+    "slurm": ("device: cpu", "rendezvous: slurm", "cluster.rendezvous", "`auto`"),
+    "host and port": ("device: cpu", 'rendezvous: "node0:29500"', "cluster.rendezvous", "`auto`"),
+    "compute interface": (
+        "device: cpu", "channels: {compute: {interface: eth0}}", "cluster.channels.compute.interface", "`auto`",
+    ),
+    "storage interface": (
+        "device: cpu", "channels: {storage: {interface: ib0}}", "cluster.channels.storage.interface", "`auto`",
+    ),
+    "peer": (
+        "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type", "`memory` and `disk`",
+    ),
+    "object": ("keep: 3}", 'keep: 3}\n  - {type: object, url: "s3://b/r"}', "tiers[2].type", "`memory` and `disk`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_what_is_planned_is_refused_by_name(desk: Desk, name: str) -> None:
+    old, new, key, works = PLANNED[name]
+    problem = desk.problem(changed((old, new)))
+    assert problem.key == key
+    assert "not yet supported" in problem.message
+    assert works in problem.message and "today" in problem.message
+    assert "unknown" not in str(problem)
+    assert problem.line is not None and problem.value is not None
+
+
+def test_planned_words_are_refused_together(desk: Desk) -> None:
+    changes = [
+        (old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "bf16", "elastic", "peer")
+    ]
+    problems = desk.problems(changed(*changes))
+    assert [problem.key for problem in problems] == [
+        "dataset.type",
+        "training.precision",
+        "cluster.nodes",
+        "tiers[1].type",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strategy: {tp: 1, pp: 1, dp_shard: 1}",
+        "strategy: {tp: true, pp: [2], dp_shard: two}",
+        "strategy: [tp]",
+        "cluster: {nodes: 2, rendezvous: auto, channels: {compute: {interface: auto}}}",
+        "tiers: peer",
+        "training: {precision: ~}",
+        "model: hf",
+    ],
+)
+def test_other_faults_are_left_to_others(text: str) -> None:
+    root, _ = parse(text, "f")
+    assert root is not None
+    assert planned(root) == []
