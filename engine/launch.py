@@ -92,12 +92,31 @@ class Launcher:
             made_progress = self._made_progress()
             progressed = progressed or made_progress
             failures = 1 if made_progress else failures + 1
-            self._event("fault", rank=fault.rank, kind=fault.kind, detail=fault.detail, log=self._log_of(fault))
-            if fault.final or (fault.kind == "exception" and not progressed):
-                return self._failed(fault, "a restart would end the same way")
-            if failures > self.spec.cluster.max_restarts:
-                return self._failed(fault, f"{failures} failures in a row without a finished step between them")
+            given_up = self._why_no_restart(fault, failures, progressed)
+            self._event(
+                "fault",
+                step=self.step_reached,
+                rank=fault.rank,
+                kind=fault.kind,
+                detail=fault.detail,
+                log=self._log_of(fault),
+                restarting=given_up is None,
+                restart=failures,
+                max_restarts=self.spec.cluster.max_restarts,
+            )
+            if given_up is not None:
+                return self._failed(fault, given_up)
             candidates, skipped = self._candidates_again(base, first)
+
+    def _why_no_restart(self, fault: Fault, failures: int, progressed: bool) -> str | None:
+        """The reason to give up, or None when a restart may help."""
+        if fault.final:
+            return "a restart would end the same way"
+        if fault.kind == "exception" and not progressed:
+            return "no step was finished yet, so a restart would end the same way"
+        if failures > self.spec.cluster.max_restarts:
+            return f"{failures} failures in a row without a finished step between them"
+        return None
 
     def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> tuple[Ended, Fault | None]:
         """Run the workers once; what they leave behind is cleaned up before this returns."""
