@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from ..tiers.disk import DiskTier, Rejected
 from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir, memory_dir
-from ..tiers.recovery import Candidate, Opened, digest_of, find, open_candidate, verify as verify_bytes
+from ..tiers.recovery import Candidate, Opened, digest_of, entries_of, find, open_candidate
+from ..tiers.recovery import verify as verify_bytes
 from .view_format import human_bytes
 
 
@@ -118,7 +120,7 @@ def _pick(target: str) -> tuple[Stored, list[Candidate], int | None]:
 
 
 def _inspect(target: str, as_json: bool) -> Code:
-    stored, chosen, wanted = _pick(target)
+    stored, chosen, _ = _pick(target)
     if not chosen:
         steps = ", ".join(str(candidate.version.step) for candidate in stored.found) or "none"
         raise NotARun(f"{target}: no such checkpoint; there is {'step ' if steps != 'none' else ''}{steps}")
@@ -138,15 +140,10 @@ def _inspect(target: str, as_json: bool) -> Code:
 
 
 def _describe(opened: Opened) -> dict[str, Any]:
-    from ..tiers.recovery import entries_of
-
-    tensors = {e.name: {"dtype": e.dtype, "shape": list(e.global_shape)} for e in entries_of(opened) if e.is_state}
-    parameters = 0
-    for name, info in tensors.items():
-        count = 1
-        for size in info["shape"]:
-            count *= size
-        parameters += count if name.startswith("model.") else 0
+    entries = [entry for entry in entries_of(opened) if entry.is_state]
+    shapes = {entry.name: entry.global_shape for entry in entries}
+    parameters = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("model."))
+    tensors = {entry.name: {"dtype": entry.dtype, "shape": list(entry.global_shape)} for entry in entries}
     return {
         **opened.candidate.to_json(),
         "path": opened.candidate.folder,

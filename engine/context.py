@@ -108,7 +108,7 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     device = pick_device(spec.cluster.device, local_rank)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory; nothing reads it here
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs a pass over memory; nothing reads it here
     cores = len(os.sched_getaffinity(0))
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -84,7 +84,7 @@ def infos(tensors: Mapping[str, Tensor]) -> list[TensorInfo]:
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The row-major bytes of a tensor, without a copy where the tensor already lies so in host memory."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _get_python() -> bytes:
@@ -98,9 +98,9 @@ def _set_python(data: bytes) -> None:
 
 
 def _get_numpy() -> bytes:
-    state = np.random.get_state(legacy=True)
-    _, keys, position, has_gauss, gauss = state
-    return _NUMPY.pack(*keys.tolist(), position, has_gauss, gauss)
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
 
 
 def _set_numpy(data: bytes) -> None:

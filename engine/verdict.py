@@ -37,12 +37,24 @@ def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], w
     if causes and causes[0].final:
         return _from_error(causes[0])
     silent = {rank: code for rank, code in ended.exit_codes.items() if all(e.rank != rank for e in errors)}
-    killed = [rank for rank, code in sorted(silent.items()) if code < 0]
-    if killed:
-        name = _signal_name(-silent[killed[0]])
-        return Fault(killed[0], "killed", f"rank {killed[0]} was killed by {name}", final=False, code=Code.FAILED)
-    if causes:
-        return _from_error(causes[0])
+    return _killed(silent) or _raised(causes) or _left(ended, silent, errors, world)
+
+
+def _killed(silent: dict[int, int]) -> Fault | None:
+    """A rank that a signal ended before it could say anything."""
+    rank = next((rank for rank, code in sorted(silent.items()) if code < 0), None)
+    if rank is None:
+        return None
+    detail = f"rank {rank} was killed by {_signal_name(-silent[rank])}"
+    return Fault(rank, "killed", detail, final=False, code=Code.FAILED)
+
+
+def _raised(causes: Sequence[WorkerError]) -> Fault | None:
+    return _from_error(causes[0]) if causes else None
+
+
+def _left(ended: Ended, silent: dict[int, int], errors: Sequence[WorkerError], world: int) -> Fault:
+    """A rank that left without a word, or, failing that, the first that complained about it."""
     gone = [rank for rank in range(world) if rank not in ended.exit_codes]
     if gone and (errors or not ended.exit_codes):
         detail = f"rank {gone[0]} left with exit code 0 before the last step"
@@ -50,8 +62,7 @@ def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], w
     if silent:
         rank, code = sorted(silent.items())[0]
         return Fault(rank, "exited", f"rank {rank} left with exit code {code}", final=False, code=Code.FAILED)
-    first = min(errors, key=lambda e: e.time)
-    return _from_error(first)
+    return _from_error(min(errors, key=lambda e: e.time))
 
 
 def _from_error(error: WorkerError) -> Fault:

@@ -68,4 +68,4 @@ class Batches:
         """A hash that changes when the data set does (for `python` data: its length only)."""
         if isinstance(self.samples, TextData):
             return self.samples.fingerprint()
-        return xxhash.xxh3_128_hexdigest(str(self.size))
+        return xxhash.xxh3_128_hexdigest(str(self.size).encode())

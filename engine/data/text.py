@@ -50,8 +50,8 @@ class TextData:
         hasher = xxhash.xxh3_128()
         for part in self.parts:
             hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(np.ascontiguousarray(part[:EDGE]))
-            hasher.update(np.ascontiguousarray(part[-EDGE:]))
+            hasher.update(np.ascontiguousarray(part[:EDGE]).data)
+            hasher.update(np.ascontiguousarray(part[-EDGE:]).data)
         return hasher.hexdigest()
 
     def _read(self, start: int, stop: int) -> NDArray[np.uint8]:

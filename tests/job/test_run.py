@@ -105,7 +105,7 @@ def test_row_93_ctrl_c_ends_within_two_seconds(moment: str, job: Job) -> None:
     if moment == "training":
         wait_for_step(job, 5)
     else:
-        wait(lambda: job.workers(), 30, "the workers")
+        wait(job.workers, 30, "the workers")
     started = time.monotonic()
     os.kill(process.pid, signal.SIGINT)
     ended = finish(process)

@@ -77,10 +77,10 @@ def test_every_truncation_is_noticed(place: Place, name: str) -> None:
     for size in sorted(cut for cut in cuts if cut < len(good)):
         file.write_bytes(good[:size])
         with pytest.raises(Unreadable):
-            for candidate in find(None, place.disk)[0] or [None]:
-                if candidate is None:
-                    raise Unreadable("no manifest")
-                verify(open_candidate(candidate))
+            found = find(None, place.disk)[0]
+            if not found:
+                raise Unreadable("no manifest")
+            verify(open_candidate(found[0]))
 
 
 def test_row_4_the_tail_zeroed_at_full_size_is_noticed(place: Place) -> None:
