@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import xxhash
@@ -19,8 +18,7 @@ from torch import Tensor
 from ..tiers import faults
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One piece of a tensor: `nbytes` from byte `begin` of its row-major bytes go to `offset` in the slot's data."""
 
     tensor: Tensor

@@ -27,6 +27,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     batches: Batches
     fingerprint: str
+    ties: dict[str, str]
 
     @property
     def state(self) -> TrainState:
@@ -69,7 +70,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         find_unused_parameters=isinstance(spec.model, PythonModel),
     )
     optimizer = build_optimizer(model, spec.training.optimizer)
-    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint())
+    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint(), TrainState(model, optimizer).ties())
     _warm_up(parts, context)
     seed_everything(spec.seed, context.rank)
     return parts

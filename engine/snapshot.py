@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..planners.shards import TensorInfo, divide
 from ..tiers import faults
@@ -57,6 +58,7 @@ class OpenSlot:
     def __init__(self, slot: Slot, header: bytes, size: int) -> None:
         """Make the file if it is not there in this form, and map it. Raises OSError when tmpfs is full."""
         self.slot = slot
+        self.version: Version | None = None
         descriptor = os.open(slot.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if os.fstat(descriptor).st_size != size or os.pread(descriptor, len(header), 0) != header:
@@ -100,10 +102,13 @@ class Snapshots:
         self.rank, self.world, self.device = rank, world, device
         self.cadence, self.pace, self.alive = cadence, pace, alive
         self.pieces = divide(infos(state.constant()), world)[rank]
+        self.places = self._places()
+        self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.bytes_over_ranks = self._bytes_over_ranks()
         self.shard = Shard(rank, world, run_id, self._entries())
         self.header = self.shard.header()
+        self.header_digest = digest(self.header)
         size = len(self.header) + self.shard.data_bytes
         self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world)]
         if device.type == "cuda":
@@ -149,8 +154,10 @@ class Snapshots:
         """Whatever else lies in the slots is from a past that the run did not continue."""
         for slot in self.slots:
             record = slot.slot.record()
+            slot.version = record.version if record is not None else None
             if record is None or (record.version != kept and not slot.slot.pinned):
                 slot.slot.invalidate()
+                slot.version = None
 
     def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> None:
         """The update of `step` is done: take on its snapshot, if it is due. `meta` goes into the manifest.
@@ -166,9 +173,10 @@ class Snapshots:
         """Take on the snapshot of `step` whether it is due or not."""
         faults.point("copy.begin", step)
         slot = self._free_slot()
-        slot.slot.invalidate()
         version = Version(attempt=self.attempt, step=step)
-        position = sum(piece.nbytes for piece in self.pieces)
+        slot.slot.invalidate()
+        slot.version = version
+        position = self.constant_bytes
         boundary = []
         for info, data in self._boundary_bytes():
             ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
@@ -179,18 +187,24 @@ class Snapshots:
         self.copier.begin(step, self._items(), slot.data, commit)
 
     def _items(self) -> list[Item]:
-        live = self.state.constant()
-        items, offset = [], 0
+        """This rank's pieces of the live tensors, looked up anew: an optimizer may have replaced some."""
+        kept = self.state.optimizer.state
+        return [
+            Item(parameter if key is None else kept[parameter][key], begin, nbytes, offset)
+            for parameter, key, begin, nbytes, offset in self.places
+        ]
+
+    def _places(self) -> list[tuple[nn.Parameter, str | None, int, int, int]]:
+        """Of every piece: parameter, the optimizer's key, first byte in the tensor, bytes, offset in the slot."""
+        places, offset, found = [], 0, self.state.places()
         for piece in self.pieces:
-            items.append(Item(live[piece.tensor.name], piece.offset_bytes, piece.nbytes, offset))
+            places.append((*found[piece.tensor.name], piece.offset_bytes, piece.nbytes, offset))
             offset += piece.nbytes
-        return items
+        return places
 
     def _committer(
         self, slot: OpenSlot, version: Version, boundary: list[str], meta: dict[str, Any], drain: bool
     ) -> Callable[[list[str]], None]:
-        header_digest = digest(self.header)
-
         def commit(digests: list[str]) -> None:
             faults.point("copy.record", version.step)
             record = SlotRecord(
@@ -200,7 +214,7 @@ class Snapshots:
                 rank=self.rank,
                 world=self.world,
                 slot=slot.slot.index,
-                header_digest=header_digest,
+                header_digest=self.header_digest,
                 digests=(*digests, *boundary),
                 meta=meta,
             )
@@ -249,8 +263,7 @@ class Snapshots:
         """A slot that holds neither the newest whole version nor one the drainer needs; waits for it."""
         while True:
             for slot in self.slots:
-                record = slot.slot.record()
-                if not slot.slot.pinned and (record is None or record.version != self.safe):
+                if (slot.version is None or slot.version != self.safe) and not slot.slot.pinned:
                     return slot
             self.alive()
             time.sleep(WAIT_S)

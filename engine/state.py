@@ -46,6 +46,14 @@ class TrainState:
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
+    def places(self) -> dict[str, tuple[nn.Parameter, str | None]]:
+        """Where each constant tensor is found: the parameter, and under which key the optimizer keeps it for that."""
+        named = dict(self.model.named_parameters())
+        places: dict[str, tuple[nn.Parameter, str | None]] = {f"model.{name}": (p, None) for name, p in named.items()}
+        for name, parameter in named.items():
+            places |= {f"optimizer.{name}.{key}": (parameter, key) for key in self.optimizer.state.get(parameter, {})}
+        return places
+
     def changing(self) -> dict[str, Tensor]:
         """Tensors that may change in a forward pass: all buffers, also those that a state_dict leaves out."""
         return {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}

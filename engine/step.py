@@ -42,7 +42,7 @@ class Progress:
                 "fingerprint": parts.fingerprint,
             },
             "scheduler": {"name": scheduler.name, "step": self.step},
-            "ties": parts.state.ties(),
+            "ties": parts.ties,
         }
 
 
