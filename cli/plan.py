@@ -48,13 +48,17 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
             "or give cluster.device=cpu\n"
         )
         return Code.MISSING_RESOURCE
-    from ..engine.entry import UserCodeError, add_import_paths
+    from ..engine.data.text import DataError
+    from ..engine.entry import UserCodeError, UserCodeFailed, add_import_paths
     from ..engine.profile import profile
 
     add_import_paths(str(Path.cwd()), str(spec_folder))
     try:
         parameters, measured = profile(spec)
-    except UserCodeError as error:
+    except (UserCodeError, DataError) as error:
         sys.stderr.write(f"{error}\n")
         return Code.BAD_SPEC
+    except UserCodeFailed as error:
+        sys.stderr.write(f"{error}\n")
+        return Code.FAILED
     return show(make_plan(spec, this_machine(spec), measured, parameters), as_json)

@@ -78,7 +78,7 @@ def identity(run: RunDir, spec: Spec, spec_folder: Path) -> dict[str, Any]:
 
 def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
-    from ..engine.entry import UserCodeError
+    from ..engine.entry import UserCodeError, UserCodeFailed
     from ..engine.launch import Launcher
     from ..engine.preflight import MissingResource, preflight
     from ..tiers.memory import MemoryTierError, open_memory_dir
@@ -90,6 +90,8 @@ def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, consol
         preflight(spec, plan, run, memory)
     except UserCodeError as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
+    except UserCodeFailed as error:
+        raise Refused(Code.FAILED, str(error)) from error
     except (MissingResource, MemoryTierError) as error:
         raise Refused(Code.MISSING_RESOURCE, str(error)) from error
     replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())

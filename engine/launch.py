@@ -258,7 +258,7 @@ class Launcher:
         append_event(self.run.events, event, step, self.attempt, **details)
 
 
-_SPOKEN_FOR = {"NothingUsable", "StateError", "DataError", "UserCodeError", "TrainingDiverged"}
+_SPOKEN_FOR = {"NothingUsable", "StateError", "DataError", "UserCodeError", "UserCodeFailed", "TrainingDiverged"}
 
 
 def _failed_after_all(ended: Ended) -> bool:

@@ -19,11 +19,12 @@ from torch import nn
 
 from ..planners.machine import Measured
 from ..planners.shards import TensorInfo
+from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
 from .context import pick_device
 from .data.build import Batches, build_samples
-from .entry import UserCodeError, add_import_paths
+from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer
 from .state import infos, seed_everything
@@ -50,14 +51,16 @@ def _parameters(model: nn.Module) -> list[TensorInfo]:
 def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
     """`parameters_of` in a process of its own, so that people's code does not run in the launcher.
 
-    Raises UserCodeError with what that process said.
+    Raises UserCodeError or UserCodeFailed with what that process said.
     """
     request = json.dumps({"spec": spec_to_json(spec), "import_paths": import_paths})
     done = subprocess.run(
         [sys.executable, "-m", "dtrain.engine.profile"], input=request, capture_output=True, text=True, check=False
     )
+    if done.returncode == Code.BAD_SPEC:
+        raise UserCodeError(done.stderr.strip())
     if done.returncode != 0:
-        raise UserCodeError(f"the model cannot be built: {done.stderr.strip()}")
+        raise UserCodeFailed(done.stderr.strip())
     return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(done.stdout.splitlines()[-1])]
 
 
@@ -130,9 +133,9 @@ def main() -> int:
     add_import_paths(*request["import_paths"], str(Path.cwd()))
     try:
         found = parameters_of(spec_from_json(request["spec"]))
-    except UserCodeError as error:
+    except (UserCodeError, UserCodeFailed) as error:
         sys.stderr.write(str(error))
-        return 1
+        return int(Code.BAD_SPEC if isinstance(error, UserCodeError) else Code.FAILED)
     sys.stdout.write("\n" + json.dumps([[info.name, info.dtype, list(info.shape)] for info in found]) + "\n")
     return 0
 

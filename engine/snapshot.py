@@ -116,6 +116,7 @@ class Snapshots:
                 slot.lock_pages()
         self._drop_all_but(restored)
         self.safe = restored
+        self.outdated = memory.of_other_worlds(world) if rank == 0 else []
         self.current: Version | None = None
         self.current_slot: OpenSlot | None = None
         self.copier = Copier(self._mover(), pace.slice_bytes)
@@ -242,6 +243,8 @@ class Snapshots:
         """Every rank has finished: the snapshot is whole, older ones may be overwritten. Returns its version."""
         if self.current is not None:
             self.safe = self.current
+            while self.outdated:
+                self.outdated.pop().unlink(missing_ok=True)
         whole, self.current = self.current, None
         return whole
 

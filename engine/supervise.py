@@ -70,7 +70,7 @@ class Supervisor:
             if seen is None or seen.beat.pid != beat.pid:
                 self._seen[beat.rank] = _Seen(beat, now)
             elif seen.beat.count != beat.count:
-                if seen.beat.step > 0:
+                if seen.beat.count > 0:  # warm-up passes teach how long a pass takes; what came before them does not
                     seen.longest = max(seen.longest, now - seen.changed)
                 seen.beat, seen.changed = beat, now
         behind = self._behind()

@@ -19,7 +19,7 @@ from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
 from .context import Context, StopFlag, die_with_parent, join, leave, prepare_signals
 from .data.text import DataError
-from .entry import UserCodeError, add_import_paths
+from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .job import Job, Result, read_job, write_error, write_result
 from .parts import Parts, assemble
 from .report import Reporter
@@ -33,6 +33,7 @@ FINAL_ERRORS: dict[type[BaseException], Code] = {
     StateError: Code.BAD_SPEC,
     DataError: Code.BAD_SPEC,
     UserCodeError: Code.BAD_SPEC,
+    UserCodeFailed: Code.FAILED,
     TrainingDiverged: Code.FAILED,
 }
 

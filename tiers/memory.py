@@ -23,6 +23,7 @@ from .layout import RunDir, Version
 
 SLOTS = 3
 TMPFS = Path("/dev/shm")
+_SLOT_FILE = re.compile(r"rank-\d{5}-of-(\d{5})\.slot\d(?:\.json|\.drain)?")
 _SLOT = re.compile(r"rank-(\d{5})-of-(\d{5})\.slot(\d)\.json")
 
 
@@ -183,6 +184,11 @@ class MemoryDir:
     def file_of(self, record: SlotRecord) -> Path:
         """The shard file that a record speaks of."""
         return Slot(self.path, record.rank, record.world, record.slot).file
+
+    def of_other_worlds(self, world: int) -> list[Path]:
+        """Slot files that a run of another world size left; of use only until this one has its first snapshot."""
+        files = [(path, _SLOT_FILE.fullmatch(path.name)) for path in self.path.iterdir()]
+        return [path for path, match in files if match is not None and int(match[1]) != world]
 
     def remove(self) -> None:
         """Give the memory back."""

@@ -1,0 +1,163 @@
+"""People's own models and data: the same promises, and one clear line when their code fails."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.job.dtrain import Job, assert_same, cleaned
+
+from dtrain.tiers.faults import fail_at
+
+ZOO = '''
+import os, random, subprocess, sys, time
+import numpy, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Mlp(nn.Module):
+    """BatchNorm, dropout, a tied pair, a frozen layer, a parameter without gradient, draws from three generators."""
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, width), nn.BatchNorm1d(width)
+        self.second, self.tied = nn.Linear(width, width), nn.Linear(width, width)
+        self.tied.weight = self.second.weight
+        self.frozen, self.unused = nn.Linear(width, width), nn.Parameter(torch.ones(3))
+        self.frozen.requires_grad_(False)
+        self.out = nn.Linear(width, 4)
+        self.transposed = nn.Parameter(torch.randn(width, 5).t())
+    def forward(self, x, y):
+        x = F.dropout(F.relu(self.norm(self.first(x))), 0.2, self.training)
+        x = self.frozen(self.tied(F.relu(self.second(x)))) + random.random() * 0.1 + numpy.random.rand() * 0.1
+        return F.cross_entropy(self.out(x), y) + self.transposed.square().mean()
+
+def mlp(width=24):
+    return Mlp(width)
+
+class Points:
+    def __len__(self):
+        return 512
+    def __getitem__(self, i):
+        x = torch.sin(torch.arange(8.0) * (i + 1))
+        return x, int(i) % 4
+
+points = Points
+
+def broken(width):
+    raise ValueError("the layers do not fit")
+
+class Late(Mlp):
+    calls = 0
+    def forward(self, x, y):
+        Late.calls += 1
+        if Late.calls > (14 if os.environ["DTRAIN_ATTEMPT"] == "1" else 2):
+            raise MemoryError("no room for the activations")
+        return super().forward(x, y)
+
+def late(width=24):
+    return Late(width)
+
+class Diverging(Mlp):
+    def forward(self, x, y):
+        Diverging.calls = getattr(Diverging, "calls", 0) + 1
+        return super().forward(x, y) * (float("nan") if Diverging.calls > 16 else 1.0)
+
+def diverging(width=24):
+    return Diverging(width)
+
+class Parent(Mlp):
+    def __init__(self, width):
+        super().__init__(width)
+        if "dtrain.engine.worker" in " ".join(sys.orig_argv):
+            subprocess.Popen(["sleep", "600"])
+
+def parent(width=24):
+    return Parent(width)
+
+class Logits(Mlp):
+    def forward(self, x, y):
+        return self.first(x)
+
+def logits(width=24):
+    return Logits(width)
+'''
+SPEC = """
+name: zoo
+output_dir: {output_dir}
+seed: 3
+max_steps: {steps}
+model: {{type: python, entry: "zoo:mlp", kwargs: {{width: 24}}}}
+dataset: {{type: python, entry: "zoo:points"}}
+training:
+  global_batch_size: 24
+  micro_batch_size: 4
+  optimizer: {{name: adamw, lr: 1e-2}}
+cluster: {{workers_per_node: 3, device: cpu, heartbeat_timeout: 2s, max_restarts: 1}}
+tiers:
+  - {{type: memory, every: 1}}
+  - {{type: disk, every: 4, keep: 2}}
+"""
+
+
+def zoo(folder: Path) -> Job:
+    job = Job(folder)
+    job.write_spec(SPEC)
+    (folder / "zoo.py").write_text(ZOO)
+    return job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with cleaned(zoo(tmp_path / "job")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with cleaned(zoo(tmp_path_factory.mktemp("zoo") / "job")) as made:
+        ended = made.do("run", "spec.yaml")
+        assert ended.code == 0, ended.said
+        made.assert_nothing_left()
+        yield made
+
+
+@pytest.mark.parametrize(("rank", "point"), [(2, "window.backward"), (0, "window.forward")])
+def test_three_ranks_killed_and_restarted_sum_in_the_same_order(rank: int, point: str, job: Job, oracle: Job) -> None:
+    ended = job.do("run", "spec.yaml", fault=fail_at(rank, 7, point))
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
+    assert job.do("plan", "spec.yaml").code == 0
+    ended = job.do("plan", "spec.yaml", "--profile")
+    assert ended.code == 0, ended.said
+    assert "measured" in ended.said
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "words", "step"),
+    [
+        ("zoo:nothing", 78, "zoo has no callable 'nothing'", 0),
+        ("no_zoo:mlp", 78, "no module 'no_zoo'", 0),
+        ("zoo:broken", 70, "ValueError: the layers do not fit", 0),
+        ("zoo:logits", 78, "must return its mean loss", 0),
+        ("zoo:late", 70, "MemoryError: no room for the activations", 6),
+        ("zoo:diverging", 70, "the loss is nan at step 8", 7),
+    ],
+)
+def test_failing_code_is_named_in_one_line(entry: str, code: int, words: str, step: int, job: Job) -> None:
+    ended = job.do("run", "spec.yaml", f"model.entry={entry}")
+    assert ended.code == code, ended.said
+    assert words in ended.said.replace("\n", " ")
+    assert max(job.losses(), default=0) >= step
+    if step:
+        kept = max(e["step"] for e in job.events("committed") if e["tier"] == "disk")
+        assert kept >= step - 1, "the last good state is on disk"
+    assert not job.processes()
+
+
+def test_row_92_children_of_workers_do_not_outlive_them(job: Job) -> None:
+    ended = job.do("run", "spec.yaml", "model.entry=zoo:parent", fault=fail_at(1, 6, "window.forward"))
+    assert ended.code == 0, ended.said
+    job.assert_nothing_left()
