@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,19 @@ from ..specs.codes import Code
 from ..tiers.disk import DiskTier, Rejected
 from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir
-from ..tiers.memory import MemoryDir, memory_dir
+from ..tiers.memory import memory_dir, owner_of
 from ..tiers.recovery import Candidate, Opened, digest_of, entries_of, find, open_candidate
 from ..tiers.recovery import verify as verify_bytes
+from .refusal import Refused, guarded
 from .view_format import human_bytes
 
 
-class NotARun(Exception):
+class NotARun(Refused):
     """The command's words do not name a run or a checkpoint of it."""
+
+    def __init__(self, message: str) -> None:
+        """It is a mistake in the command line."""
+        super().__init__(Code.USAGE, message)
 
 
 @dataclass(frozen=True)
@@ -38,49 +42,31 @@ class Stored:
 
 def list_checkpoints(run_dir: str, as_json: bool) -> int:
     """Print every checkpoint of a run, newest first. Returns the exit code."""
-    return _with_run(lambda: _list(_stored(run_dir), as_json))
+    return guarded(lambda: _list(_stored(run_dir), as_json), as_json)
 
 
 def inspect(target: str, as_json: bool) -> int:
     """Print what one checkpoint holds (the newest, or the step after `@`). Returns the exit code."""
-    return _with_run(lambda: _inspect(target, as_json))
+    return guarded(lambda: _inspect(target, as_json), as_json)
 
 
 def verify(target: str, as_json: bool) -> int:
     """Check every byte of every checkpoint, or of one step. Returns the exit code, 65 when something is damaged."""
-    return _with_run(lambda: _verify(target, as_json))
-
-
-def _with_run(work: Callable[[], Code]) -> int:
-    try:
-        return work()
-    except NotARun as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.USAGE
-    except Unreadable as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.DAMAGED
+    return guarded(lambda: _verify(target, as_json), as_json)
 
 
 def _stored(run_dir: str) -> Stored:
-    run = RunDir(Path(run_dir))
+    run = RunDir(Path(run_dir).absolute())
     try:
         tiers = read(run.spec).get("tiers", [])
     except Unreadable as error:
         raise NotARun(f"{run_dir} is not the folder of a run ({error})") from error
     path = next((tier["path"] for tier in tiers if tier["type"] == "disk"), None)
-    disk = DiskTier(run.disk(path)) if path is not None else None
-    found, rejected = find(_own_memory(run), disk)
-    return Stored(run, found, rejected)
-
-
-def _own_memory(run: RunDir) -> MemoryDir | None:
+    run_id = str(read(run.run).get("run_id")) if run.run.exists() else None
+    disk = DiskTier(run.disk(path), run_id) if path is not None else None
     memory = memory_dir(run)
-    try:
-        same = read(memory.path / "owner.json").get("run_id") == read(run.run).get("run_id")
-    except Unreadable:
-        return None
-    return memory if same else None
+    found, rejected = find(memory if run_id is not None and owner_of(memory) == run_id else None, disk)
+    return Stored(run, found, rejected)
 
 
 def _bytes_of(opened: Opened) -> int:
@@ -105,13 +91,13 @@ def _list(stored: Stored, as_json: bool) -> Code:
         size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
         state = "whole" if row["usable"] else f"not usable: {row['reason']}"
         table.add_row(str(row["step"]), row["tier"], str(row["attempt"]), size, state)
-    Console().print(table)
+    Console(markup=False).print(table)
     return Code.DONE
 
 
 def _pick(target: str) -> tuple[Stored, list[Candidate], int | None]:
     run_dir, _, step = target.partition("@")
-    if step and not step.isdigit():
+    if step and not (step.isascii() and step.isdigit()):
         raise NotARun(f"{target}: after @ comes a step number")
     stored = _stored(run_dir)
     wanted = int(step) if step else None
@@ -128,7 +114,7 @@ def _inspect(target: str, as_json: bool) -> Code:
     described = _describe(opened)
     if as_json:
         return _print_json(described)
-    console = Console()
+    console = Console(markup=False)
     for key in ("path", "tier", "step", "attempt", "world", "bytes", "parameters", "state_digest", "spec_digest"):
         value = human_bytes(described[key]) if key == "bytes" else described[key]
         console.print(f"{key:13} {value}", highlight=False, soft_wrap=True)

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from ..planners.plan import Plan, make_plan
 from ..specs.codes import Code
-from ..specs.errors import SpecError
 from ..specs.load import load_spec
 from ..specs.models import Spec
 from .machine import has_gpu, this_machine
+from .refusal import Refused, guarded
 
 
 def plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool) -> int:
     """Print the plan of a spec, for people or as one JSON document. Returns the exit code."""
-    try:
-        spec = load_spec(spec_path, overrides)
-    except SpecError as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.BAD_SPEC
+    return guarded(lambda: _plan(spec_path, overrides, as_json, profile), as_json)
+
+
+def _plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool) -> int:
+    spec = load_spec(spec_path, overrides)
     if not profile:
         return show(make_plan(spec, this_machine(spec)), as_json)
     return _profiled(spec, Path(spec_path).parent, as_json)
@@ -43,11 +43,11 @@ def show(answer: Plan, as_json: bool) -> int:
 def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     """Count and time the model here first; this runs the spec's code."""
     if spec.cluster.device == "cuda" and not has_gpu():
-        sys.stderr.write(
+        raise Refused(
+            Code.MISSING_RESOURCE,
             "cluster.device is cuda, but this machine has no GPU to profile on; leave out --profile "
-            "or give cluster.device=cpu\n"
+            "or give cluster.device=cpu",
         )
-        return Code.MISSING_RESOURCE
     from ..engine.data.text import DataError
     from ..engine.entry import UserCodeError, UserCodeFailed, add_import_paths
     from ..engine.profile import profile
@@ -56,9 +56,7 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     try:
         parameters, measured = profile(spec)
     except (UserCodeError, DataError) as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.BAD_SPEC
+        raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.FAILED
+        raise Refused(Code.FAILED, str(error)) from error
     return show(make_plan(spec, this_machine(spec), measured, parameters), as_json)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..specs.codes import Code
-from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_to_json
 from ..specs.models import Spec
 from ..tiers.disk import DiskTier, Rejected
@@ -18,10 +18,11 @@ from ..tiers.heartbeat import end_group, read_heartbeats
 from ..tiers.jsonfile import Unreadable, read, read_lines
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
-from ..tiers.memory import memory_dir
+from ..tiers.memory import memory_dir, owner_of
 from ..tiers.recovery import Candidate, find
+from .refusal import Refused, guarded
 from .run import check_supported
-from .train import Refused, Start, absolute, identity, locked, train
+from .train import Start, absolute, identity, locked, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
@@ -29,36 +30,37 @@ DRAINER_TIMEOUT_S = 120.0
 
 def resume(arguments: list[str], start: str, as_json: bool) -> int:
     """Find the run and the checkpoint, then train on. Returns the exit code."""
-    console = Console(stderr=as_json)
-    try:
-        run, spec, spec_folder = _find_run(arguments)
-        check_supported(spec)
-        with locked(run):
-            info = identity(run, spec, spec_folder)
-            _tell_changes(console, run, spec)
-            found, rejected = _what_is_there(run, spec, console)
-            finished = _finished_at(run)
-            chosen = _choose(found, rejected, start, run, finished)
-            if chosen is None or (start == "latest" and chosen[0].version.step == spec.max_steps):
-                step = chosen[0].version.step if chosen else finished
-                console.print(f"already complete at step {step}: nothing to do", highlight=False)
-                return Code.DONE
-            if chosen[0].version.step > spec.max_steps:
-                raise Refused(
-                    Code.BAD_SPEC,
-                    f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
-                    "give a larger max_steps or an earlier checkpoint (--from STEP)",
-                )
-            return train(run, spec, info, _start(chosen, rejected), console, as_json)
-    except SpecError as error:
-        sys.stderr.write(f"{error}\n")
-        return Code.BAD_SPEC
-    except Locked as error:
-        sys.stderr.write(f"another dtrain drives this run: {error}\n")
-        return Code.MISSING_RESOURCE
-    except Refused as error:
-        sys.stderr.write(f"{error}\n")
-        return error.code
+    return guarded(lambda: _resume(arguments, start, as_json), as_json)
+
+
+def _resume(arguments: list[str], start: str, as_json: bool) -> int:
+    console = talk(as_json)
+    run, spec, spec_folder = _find_run(arguments)
+    check_supported(spec)
+    with locked(run):
+        info = identity(run, spec, spec_folder)
+        _tell_changes(console, run, spec)
+        found, rejected = _what_is_there(run, spec, info, console)
+        finished = _finished_at(run)
+        chosen = _choose(found, rejected, start, run, finished)
+        if chosen is None or (start == "latest" and chosen[0].version.step == spec.max_steps):
+            return _complete(chosen[0].version.step if chosen else finished, run, console, as_json)
+        if chosen[0].version.step >= spec.max_steps:
+            raise Refused(
+                Code.BAD_SPEC,
+                f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
+                "give a larger max_steps or an earlier checkpoint (--from STEP)",
+            )
+        return train(run, spec, info, _start(chosen, rejected), console, as_json)
+
+
+def _complete(step: int | None, run: RunDir, console: Console, as_json: bool) -> Code:
+    message = f"already complete at step {step}: nothing to do"
+    console.print(message)
+    if as_json:
+        document = {"status": "complete", "code": 0, "message": message, "step": step, "run_dir": str(run.root)}
+        sys.stdout.write(json.dumps(document) + "\n")
+    return Code.DONE
 
 
 def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
@@ -69,12 +71,12 @@ def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
         raise Refused(Code.USAGE, f"one run at a time, not {' and '.join(targets)}; changes are written key=value")
     target = Path(targets[0]) if targets else _last_active()
     if target.is_dir():
-        run = RunDir(target)
+        run = RunDir(target.absolute())
         if not run.spec.is_file():
             raise Refused(Code.DAMAGED, f"{target} is not the folder of a run: there is no {run.spec.name} in it")
         return run, absolute(load_spec(run.spec, overrides)), target
     spec = absolute(load_spec(target, overrides))
-    run = RunDir(Path(spec.output_dir))
+    run = RunDir(Path(spec.output_dir).absolute())
     if not run.root.is_dir():
         raise Refused(
             Code.DAMAGED, f"nothing to resume from: output_dir {run.root} does not exist; start it with dtrain run"
@@ -98,7 +100,7 @@ def _tell_changes(console: Console, run: RunDir, spec: Spec) -> None:
     now = dict(_leaves(spec_to_json(spec)))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and key != "output_dir":
-            console.print(f"changed: {key}: {before.get(key)} → {now.get(key)}", highlight=False)
+            console.print(f"changed: {key}: {before.get(key)} → {now.get(key)}")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,26 +114,27 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _what_is_there(run: RunDir, spec: Spec, console: Console) -> tuple[list[Candidate], list[Rejected]]:
+def _what_is_there(
+    run: RunDir, spec: Spec, info: Mapping[str, Any], console: Console
+) -> tuple[list[Candidate], list[Rejected]]:
     """End what an earlier driver left behind, then look into all tiers."""
     memory = memory_dir(run)
     if memory.path.is_dir():
         for beat in read_heartbeats(memory):
-            end_group(beat.pid)
+            end_group(beat)
         try:
             with FileLock(memory.drainer_lock, timeout_s=0):
                 pass
         except Locked:
-            console.print("waiting for the drainer of the run before to finish its checkpoint", highlight=False)
+            console.print("waiting for the drainer of the run before to finish its checkpoint")
             with FileLock(memory.drainer_lock, timeout_s=DRAINER_TIMEOUT_S):
                 pass
         except FileNotFoundError:
             pass  # it has just given the memory back
         memory.settle()
-    disk = DiskTier(run.disk(spec.disk_tier.path)) if spec.disk_tier is not None else None
-    owner = memory.path / "owner.json"
-    mine = owner.exists() and run.run.exists() and read(owner).get("run_id") == read(run.run).get("run_id")
-    return find(memory if mine else None, disk)
+    run_id = str(info["run_id"])
+    disk = DiskTier(run.disk(spec.disk_tier.path), run_id) if spec.disk_tier is not None else None
+    return find(memory if owner_of(memory) == run_id else None, disk)
 
 
 def _finished_at(run: RunDir) -> int | None:
@@ -147,13 +150,13 @@ def _choose(
         chosen = found
         if not found and finished is not None:
             return None
-    elif start.isdigit():
+    elif start.isascii() and start.isdigit():
         chosen = [candidate for candidate in found if candidate.version.step == int(start)]
     else:
         path = Path(start).resolve()
         chosen = [candidate for candidate in found if Path(candidate.folder).resolve() == path]
         if not chosen and path.is_dir():
-            good, bad = DiskTier(path.parent).scan()
+            good, bad = DiskTier(path.parent, None).scan()
             chosen = [Candidate("disk", c.version, str(c.folder)) for c in good if c.folder.resolve() == path]
             rejected = [r for r in bad if r.folder.resolve() == path] or rejected
     if not chosen:

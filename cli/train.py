@@ -7,8 +7,8 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,24 +18,17 @@ from rich.console import Console
 from .. import __version__
 from ..specs.codes import Code
 from ..specs.load import spec_to_json
-from ..specs.models import PythonModel, Spec, TextDataset
+from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
+from ..tiers.disk import DiskTier
 from ..tiers.jsonfile import append_event, dumps, read, replace
 from ..tiers.layout import RunDir
-from ..tiers.lock import FileLock
+from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.recovery import Candidate
+from .refusal import Refused
 
 if TYPE_CHECKING:
     from ..engine.launch import Outcome
     from ..planners.plan import Plan
-
-
-class Refused(Exception):
-    """The command cannot be done as asked; the message says why and what to do, the code how it ends."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        """Remember the exit code."""
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,17 @@ def locked(run: RunDir) -> AbstractContextManager[FileLock]:
     return FileLock(run.lock, timeout_s=0.5)
 
 
+def talk(as_json: bool) -> Console:
+    """Where people's output goes: stdout, or stderr when stdout holds a document."""
+    return Console(stderr=as_json, markup=False, highlight=False, emoji=False)
+
+
 def identity(run: RunDir, spec: Spec, spec_folder: Path) -> dict[str, Any]:
-    """Who this run is; written once, kept over all resumes."""
+    """Who this run is; written once, kept over all resumes. Raises Unreadable when the file is damaged."""
     if run.run.exists():
         return read(run.run)
     info = {
-        "run_id": uuid.uuid4().hex,
+        "run_id": _stored_id(run, spec) or uuid.uuid4().hex,
         "name": spec.name,
         "created": time.time(),
         "dtrain": __version__,
@@ -76,30 +74,58 @@ def identity(run: RunDir, spec: Spec, spec_folder: Path) -> dict[str, Any]:
     return info
 
 
+def _stored_id(run: RunDir, spec: Spec) -> str | None:
+    """The id that the newest checkpoint inside the run's own folder speaks of: run.json itself was lost."""
+    if spec.disk_tier is None or Path(spec.disk_tier.path).is_absolute():
+        return None
+    good, _ = DiskTier(run.disk(spec.disk_tier.path), None).scan()
+    return good[-1].manifest.run_id if good else None
+
+
 def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
-    from ..engine.entry import UserCodeError, UserCodeFailed
     from ..engine.launch import Launcher
     from ..engine.preflight import MissingResource, preflight
-    from ..tiers.memory import MemoryTierError, open_memory_dir
+    from ..tiers.memory import MemoryTierError, memory_dir, open_memory_dir
 
-    import_paths = tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]]))
-    try:
-        plan = _plan(spec, import_paths)
-        memory = open_memory_dir(run, str(info["run_id"]))
-        preflight(spec, plan, run, memory)
-    except UserCodeError as error:
-        raise Refused(Code.BAD_SPEC, str(error)) from error
-    except UserCodeFailed as error:
-        raise Refused(Code.FAILED, str(error)) from error
-    except (MissingResource, MemoryTierError) as error:
-        raise Refused(Code.MISSING_RESOURCE, str(error)) from error
-    replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
-    replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
-    append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
-    _announce(console, run, spec, plan, start)
-    launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths)
-    return _watch(run, spec, plan, launcher, start, console, as_json)
+    import_paths = tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
+    run_id = str(info["run_id"])
+    plan = _plan(spec, import_paths)
+    with _own_disk(run, spec, run_id):
+        try:
+            preflight(spec, plan, run, memory_dir(run))
+            memory = open_memory_dir(run, run_id)
+        except (MissingResource, MemoryTierError) as error:
+            raise Refused(Code.MISSING_RESOURCE, str(error)) from error
+        with FolderLock(memory.path, shared=True):
+            replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
+            replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
+            append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
+            _announce(console, run, spec, plan, start)
+            launcher = Launcher(run, spec, plan, memory, run_id, import_paths)
+            return _watch(run, spec, plan, launcher, start, console, as_json)
+
+
+@contextmanager
+def _own_disk(run: RunDir, spec: Spec, run_id: str) -> Iterator[None]:
+    """Hold the disk tier's folder for this run alone; another run's checkpoints in it are a refusal."""
+    if spec.disk_tier is None:
+        yield
+        return
+    tier = DiskTier(run.disk(spec.disk_tier.path), run_id)
+    strangers = tier.strangers()
+    if strangers:
+        raise Refused(
+            Code.BAD_SPEC,
+            f"the disk tier's folder {tier.root} holds checkpoints of another run (the newest is "
+            f"{strangers[-1].folder.name}, run id {strangers[-1].manifest.run_id}); give each run a folder of its own",
+        )
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(tier.lock())
+        except Locked as error:
+            raise Refused(Code.MISSING_RESOURCE, f"the disk tier's folder {error}; give each run its own") from error
+        yield
 
 
 def _watch(run: RunDir, spec: Spec, plan: Plan, launcher: Any, start: Start, console: Console, as_json: bool) -> Code:
@@ -120,15 +146,26 @@ def _watch(run: RunDir, spec: Spec, plan: Plan, launcher: Any, start: Start, con
     return outcome.code
 
 
+def names_code(spec: Spec) -> bool:
+    """Tell whether the spec names people's own code."""
+    return isinstance(spec.model, PythonModel) or isinstance(spec.dataset, PythonDataset)
+
+
 def _plan(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
+    from ..engine.entry import UserCodeError, UserCodeFailed
     from ..planners.plan import make_plan
     from .machine import this_machine
 
-    parameters = None
-    if isinstance(spec.model, PythonModel):
-        from ..engine.profile import count_apart
+    if not isinstance(spec.model, PythonModel):
+        return make_plan(spec, this_machine(spec))
+    from ..engine.profile import count_apart
 
+    try:
         parameters = count_apart(spec, import_paths)
+    except UserCodeError as error:
+        raise Refused(Code.BAD_SPEC, str(error)) from error
+    except UserCodeFailed as error:
+        raise Refused(Code.FAILED, str(error)) from error
     return make_plan(spec, this_machine(spec), None, parameters)
 
 
@@ -138,15 +175,14 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
     console.print(
         f"{spec.name}: global batch {training.global_batch_size} = {spec.world_size} ranks x "
         f"{training.micro_batch_size} samples x {spec.micro_batches} passes",
-        highlight=False,
     )
     tiers = ", ".join(f"{tier.type} every {_steps(tier.every)}" for tier in plan.tiers)
-    console.print(f"checkpoints: {tiers or 'none (tiers is empty): a fault loses the whole run'}", highlight=False)
+    console.print(f"checkpoints: {tiers or 'none (tiers is empty): a fault loses the whole run'}")
     if spec.tiers and spec.disk_tier is None:
         console.print(
             "note: no disk tier: nothing of the trained state is kept once the run has ended", highlight=False
         )
-    console.print(f"{start.words}; logs in {_short(run.logs)}", highlight=False)
+    console.print(f"{start.words}; logs in {_short(run.logs)}")
 
 
 def _steps(every: int) -> str:

@@ -123,7 +123,7 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
     environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
         try:
-            elastic_launch(config, sys.executable)("-m", "dtrain.engine.worker", str(job))
+            elastic_launch(config, sys.executable)("-P", "-m", "dtrain.engine.worker", str(job))
         except ChildFailedError as error:
             return Ended({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..tiers.drainer import DrainJob
 from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
+from ..tiers.memory import MemoryDir
 
 MAX_STARTS = 5
 
@@ -22,6 +23,7 @@ class DrainerProcess:
         """Prepare; `start` starts it."""
         self.run, self.job = run, job
         self.starts = 0
+        self.given_up = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -33,7 +35,7 @@ class DrainerProcess:
         log = self.run.logs / "drainer.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dtrain.tiers.drainer", str(path)],
+                [sys.executable, "-P", "-m", "dtrain.tiers.drainer", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -48,6 +50,10 @@ class DrainerProcess:
 
     def check(self, attempt: int) -> None:
         """Start it again if it died; after too many deaths it is left dead and that is said."""
+        if self.given_up:
+            for slot in MemoryDir(Path(self.job.memory_dir)).pending():
+                slot.drain_mark.unlink(missing_ok=True)  # or the workers would wait for a free slot for ever
+            return
         if self._process is None or self._process.poll() is None:
             return
         code = self._process.returncode
@@ -57,6 +63,7 @@ class DrainerProcess:
             "started again" if again else "given up, no more disk checkpoints"
         )
         append_event(self.run.events, "fault", None, attempt, rank=None, kind="drainer", detail=detail)
+        self.given_up = not again
         if again:
             self.start()
 

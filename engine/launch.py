@@ -12,7 +12,7 @@ from ..specs.models import Spec
 from ..tiers.disk import DiskTier
 from ..tiers.drainer import DrainJob
 from ..tiers.heartbeat import clear_heartbeats, end_group, read_heartbeats
-from ..tiers.jsonfile import append_event, read_lines
+from ..tiers.jsonfile import append_event, end_last_line, read_lines
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate, find
@@ -55,11 +55,10 @@ class Launcher:
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
         self.run_id, self.import_paths = run_id, import_paths
         root = disk_root(spec, run)
-        self.disk = DiskTier(root) if root is not None else None
-        self.drainer: DrainerProcess | None = None
-        if spec.disk_tier is not None:
-            job = DrainJob(str(run.root), str(memory.path), str(root), spec.disk_tier.keep, run_id)
-            self.drainer = DrainerProcess(run, job)
+        self.disk = DiskTier(root, run_id) if root is not None else None
+        keep = spec.disk_tier.keep if spec.disk_tier is not None else 0
+        job = DrainJob(str(run.root), str(memory.path), str(root) if root is not None else None, keep, run_id)
+        self.drainer = DrainerProcess(run, job)
         self.signals = StopSignals()
         self.attempt = 0
         self.started = time.monotonic()
@@ -69,11 +68,15 @@ class Launcher:
         """Train from the first usable candidate (none: from step 0) to the end."""
         with self.signals:
             try:
-                if self.drainer is not None:
-                    self.drainer.start()
+                self.step_reached = candidates[0].version.step if candidates else 0
+                for lines in (self.run.metrics, self.run.events):
+                    end_last_line(lines)
+                self.drainer.start()
                 return self._attempts(candidates, skipped)
             except Interrupted as stop:
                 return self._stopped(stop.number)
+            except OSError as error:
+                return self._outcome("failed", Code.MISSING_RESOURCE, f"the run's folder cannot be used: {error}")
             finally:
                 self._clean_up()
 
@@ -134,7 +137,7 @@ class Launcher:
         finally:
             self.signals.take_back()
             for beat in read_heartbeats(self.memory):
-                end_group(beat.pid)
+                end_group(beat)
             self.memory.settle()
         hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
         return ended, hang
@@ -153,17 +156,18 @@ class Launcher:
 
     def _wait_for_drain(self) -> None:
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while self.memory.pending() and self.drainer is not None and time.monotonic() < deadline:
+        while self.memory.pending() and time.monotonic() < deadline:
             self.drainer.check(self.attempt)
             if not self.drainer.running:
                 return
             time.sleep(0.05)
 
     def _made_progress(self) -> bool:
-        lines = read_lines(self.run.metrics)
-        steps = [int(line["step"]) for line in lines if line.get("attempt") == self.attempt]
-        self.step_reached = max([self.step_reached, *steps])
-        return bool(steps)
+        """Tell whether the attempt went further than any before it; a step repeated is no progress."""
+        before = self.step_reached
+        steps = [int(line["step"]) for line in read_lines(self.run.metrics) if line.get("attempt") == self.attempt]
+        self.step_reached = max([before, *steps])
+        return self.step_reached > before
 
     def _ended(self, result: Result) -> Outcome:
         """The workers left in good order: at the last step, or because they were told to stop."""
@@ -224,9 +228,9 @@ class Launcher:
         """Let the newest whole snapshot reach the disk and end the drainer; returns the newest version on disk."""
         self.memory.settle()
         newest = max(self.memory.whole(), default=None)
-        if self.disk is None or self.drainer is None:
+        if self.disk is None:
             return None
-        if newest is not None and not self.disk.has(newest):
+        if newest is not None and self.disk.get(newest) is None:
             self.memory.mark_for_drain(newest)
         for _ in range(3):  # a drainer that dies on the way is started again
             if self.drainer.stop(timeout_s) and not self.memory.pending():
@@ -239,9 +243,8 @@ class Launcher:
 
     def _clean_up(self) -> None:
         for beat in read_heartbeats(self.memory):
-            end_group(beat.pid)
-        if self.drainer is not None:
-            self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
+            end_group(beat)
+        self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
         if self.memory.path.is_dir() and not self.memory.whole():
             self.memory.remove()
 

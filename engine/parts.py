@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..specs.models import PythonModel, Spec, TextDataset
+from ..tiers.digest import digest
+from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, build_samples
+from .data.text import DataError
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer
-from .state import TrainState, seed_everything
+from .state import StateError, TrainState, same_bytes, seed_everything
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,22 @@ class Parts:
     optimizer: torch.optim.Optimizer
     batches: Batches
     fingerprint: str
-    ties: dict[str, str]
+    moving: frozenset[str] = frozenset()
 
     @property
     def state(self) -> TrainState:
         """Model and optimizer as named tensors."""
-        return TrainState(self.model, self.optimizer)
+        return TrainState(self.model, self.optimizer, self.moving)
+
+    @cached_property
+    def ties(self) -> dict[str, str]:
+        """Further names of shared parameters → the name they are stored under."""
+        return self.state.ties()
+
+    @cached_property
+    def data_digest(self) -> str:
+        """A hash of what the spec says of the data."""
+        return digest(dumps({"dataset": self.spec.dataset.model_dump(mode="json"), "seed": self.spec.seed}))
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -70,23 +84,51 @@ def assemble(spec: Spec, context: Context) -> Parts:
         find_unused_parameters=isinstance(spec.model, PythonModel),
     )
     optimizer = build_optimizer(model, spec.training.optimizer)
-    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint(), TrainState(model, optimizer).ties())
-    _warm_up(parts, context)
+    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint())
+    _check_same_data(parts, context)
+    parts = replace(parts, moving=_warm_up(parts, context))
     seed_everything(spec.seed, context.rank)
     return parts
 
 
-def _warm_up(parts: Parts, context: Context) -> None:
-    """Make one pass whose result is thrown away.
+def _check_same_data(parts: Parts, context: Context) -> None:
+    """Raise DataError when another rank sees other data: its samples would not be the ones this rank leaves to it."""
+    mine = float(int(parts.fingerprint[:8], 16))
+    total, squares = context.sum_over_ranks([mine, mine * mine])
+    if total != mine * context.world or squares != mine * mine * context.world:
+        raise DataError("the ranks do not see the same data: is something writing to it?")
+
+
+def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
+    """Make two passes whose results are thrown away; returns the parameters that the forward pass itself changed.
 
     DDP regroups its gradient buckets after the first backward pass, and the grouping decides the order of summation
     in the ring. With the regrouping done before step 1 of every attempt, a resumed run sums as the unbroken one does.
     """
-    buffers = {name: buffer.clone() for name, buffer in parts.model.named_buffers()}
+    kept = {name: buffer.clone() for name, buffer in parts.model.named_buffers()}
+    if isinstance(parts.spec.model, PythonModel):
+        kept |= {name: parameter.detach().clone() for name, parameter in parts.model.named_parameters()}
     for _ in range(2):  # the second forward pass is where the buckets are regrouped
         parts.loss(parts.batch(0, 0, context), context).backward()
         context.beat()
     parts.optimizer.zero_grad(set_to_none=True)
+    return _put_back(parts.model, kept)
+
+
+def _put_back(model: nn.Module, kept: dict[str, Tensor]) -> frozenset[str]:
+    """Undo what the passes did to buffers and parameters; returns the names of the parameters among them."""
+    changed = set()
     with torch.no_grad():
-        for name, buffer in parts.model.named_buffers():
-            buffer.copy_(buffers[name])
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            before = kept.get(name)
+            if before is None or same_bytes(before, tensor):
+                continue
+            if before.shape != tensor.shape or before.dtype != tensor.dtype:
+                raise StateError(
+                    f"model.{name} was {before.dtype} {list(before.shape)} and is {tensor.dtype} {list(tensor.shape)} "
+                    "after a forward pass; a tensor whose shape changes cannot be stored"
+                )
+            tensor.copy_(before)
+            if isinstance(tensor, nn.Parameter):
+                changed.add(f"model.{name}")
+    return frozenset(changed)

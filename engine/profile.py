@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,14 +56,24 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
     Raises UserCodeError or UserCodeFailed with what that process said.
     """
     request = json.dumps({"spec": spec_to_json(spec), "import_paths": import_paths})
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain.engine.profile"], input=request, capture_output=True, text=True, check=False
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dtrain.engine.profile"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    if done.returncode == Code.BAD_SPEC:
-        raise UserCodeError(done.stderr.strip())
-    if done.returncode != 0:
-        raise UserCodeFailed(done.stderr.strip())
-    return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(done.stdout.splitlines()[-1])]
+    try:
+        output, said = process.communicate(request)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever the code has started
+    if process.returncode == Code.BAD_SPEC:
+        raise UserCodeError(said.strip())
+    if process.returncode != 0:
+        raise UserCodeFailed(said.strip())
+    return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(output.splitlines()[-1])]
 
 
 def profile(spec: Spec) -> tuple[list[TensorInfo], Measured]:

@@ -21,7 +21,7 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir, Slot, SlotRecord
 from ..tiers.shardfile import Entry, Shard
 from .copier import Copier, HostMover, Item, Mover
-from .state import TrainState, infos, random_states, tensor_bytes
+from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
 WAIT_S = 0.005
 
@@ -118,7 +118,9 @@ class Snapshots:
         self.safe = restored
         self.outdated = memory.of_other_worlds(world) if rank == 0 else []
         self.current: Version | None = None
-        self.current_slot: OpenSlot | None = None
+        self.copy_seconds = 0.0
+        self._began = 0.0
+        self.copied: list[tuple[torch.Tensor, int, int]] = []
         self.copier = Copier(self._mover(), pace.slice_bytes)
 
     def _mover(self) -> Mover:
@@ -151,6 +153,16 @@ class Snapshots:
             found.append((TensorInfo(name, "U8", (len(data),)), data))
         return found
 
+    def _checked_boundary(self) -> list[tuple[TensorInfo, bytes | memoryview]]:
+        """The same as at the start, in the same layout; raises StateError for a tensor that has changed its shape."""
+        found = self._boundary_bytes()
+        for (before, _), (now, _) in zip(self.boundary, found, strict=False):
+            if before != now:
+                raise StateError(f"{before.name} was {_words(before)} and is {_words(now)} now; it cannot be stored")
+        if len(found) != len(self.boundary):
+            raise StateError("the model has other buffers than at the start; they cannot be stored")
+        return found
+
     def _drop_all_but(self, kept: Version | None) -> None:
         """Whatever else lies in the slots is from a past that the run did not continue."""
         for slot in self.slots:
@@ -179,13 +191,16 @@ class Snapshots:
         slot.version = version
         position = self.constant_bytes
         boundary = []
-        for info, data in self._boundary_bytes():
+        for info, data in self._checked_boundary():
             ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
             boundary.append(digest(data))
             position += info.nbytes
-        self.current, self.current_slot = version, slot
+        self.current = version
         commit = self._committer(slot, version, boundary, meta if self.rank == 0 else {}, drain)
-        self.copier.begin(step, self._items(), slot.data, commit)
+        items = self._items()
+        self.copied = [(item.tensor, item.tensor._version, item.tensor.data_ptr()) for item in items]
+        self._began = time.perf_counter()
+        self.copier.begin(step, items, slot.data, commit)
 
     def _items(self) -> list[Item]:
         """This rank's pieces of the live tensors, looked up anew: an optimizer may have replaced some."""
@@ -207,6 +222,8 @@ class Snapshots:
         self, slot: OpenSlot, version: Version, boundary: list[str], meta: dict[str, Any], drain: bool
     ) -> Callable[[list[str]], None]:
         def commit(digests: list[str]) -> None:
+            self._check_unchanged()
+            self.copy_seconds = time.perf_counter() - self._began
             faults.point("copy.record", version.step)
             record = SlotRecord(
                 run_id=self.run_id,
@@ -237,7 +254,22 @@ class Snapshots:
         if self.current is None:
             return 0
         self.copier.finish()
+        self._check_unchanged()
         return self.shard.data_bytes
+
+    def _check_unchanged(self) -> None:
+        """Raise StateError when something was written into the state while it was copied: it may be a mix."""
+        for piece, (tensor, version, address) in zip(self.pieces, self.copied, strict=True):
+            if tensor._version != version or tensor.data_ptr() != address:
+                name = piece.tensor.name
+                for slot in self.slots:
+                    if slot.version == self.current:
+                        slot.slot.invalidate()
+                raise StateError(
+                    f"{name} was changed during a forward or backward pass of the step after it was updated, "
+                    "so its snapshot is not of one step; what a model changes itself belongs in a buffer "
+                    "(register_buffer): buffers are copied between steps"
+                )
 
     def superseded(self) -> Version | None:
         """Every rank has finished: the snapshot is whole, older ones may be overwritten. Returns its version."""
@@ -270,3 +302,7 @@ class Snapshots:
                     return slot
             self.alive()
             time.sleep(WAIT_S)
+
+
+def _words(info: TensorInfo) -> str:
+    return f"{info.dtype} {list(info.shape)}"

@@ -35,10 +35,16 @@ class TrainState:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    moving: frozenset[str] = frozenset()
 
     def constant(self) -> dict[str, Tensor]:
-        """Tensors that change only in the optimizer update: parameters, then what the optimizer keeps of each."""
-        tensors = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        """Tensors that change only in the optimizer update: parameters, then what the optimizer keeps of each.
+
+        Without the parameters in `moving`: those that the model itself changes in its forward pass (the teacher of a
+        self-supervised model, say).
+        """
+        named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        tensors = {name: tensor for name, tensor in named.items() if name not in self.moving}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if not isinstance(value, Tensor):
@@ -55,8 +61,10 @@ class TrainState:
         return places
 
     def changing(self) -> dict[str, Tensor]:
-        """Tensors that may change in a forward pass: all buffers, also those that a state_dict leaves out."""
-        return {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
+        """Tensors that may change in a forward pass: moving parameters and all buffers, kept in a state_dict or not."""
+        named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        moving = {name: tensor for name, tensor in named.items() if name in self.moving}
+        return moving | {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
 
     def ties(self) -> dict[str, str]:
         """Further names of shared parameters → the name they are stored under."""
@@ -87,6 +95,15 @@ def tag_of(tensor: Tensor, name: str) -> str:
 def infos(tensors: Mapping[str, Tensor]) -> list[TensorInfo]:
     """Names, dtypes and shapes, for the division among ranks."""
     return [TensorInfo(name, tag_of(tensor, name), tuple(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def same_bytes(first: Tensor, second: Tensor) -> bool:
+    """Bit for bit equality, also of NaN and of signed zeros."""
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and digest(tensor_bytes(first)) == digest(tensor_bytes(second))
+    )
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

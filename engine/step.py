@@ -17,6 +17,8 @@ from .parts import Parts
 from .snapshot import Snapshots
 from .timing import StepClock
 
+_KEPT = "the state of step {} was kept; dtrain resume --from STEP goes back further, a lower lr may help"
+
 
 class TrainingDiverged(Exception):
     """The loss or a gradient is not a number any more; a restart would end the same way."""
@@ -40,6 +42,7 @@ class Progress:
                 "seed": parts.spec.seed,
                 "size": parts.batches.size,
                 "fingerprint": parts.fingerprint,
+                "spec": parts.data_digest,
             },
             "scheduler": {"name": scheduler.name, "step": self.step},
             "ties": parts.ties,
@@ -127,10 +130,10 @@ def _agree(parts: Parts, context: Context, loss: Tensor, snapshots: Snapshots | 
 def _update(parts: Parts, lr: float, mean_loss: float, step: int) -> float:
     """Clip and update, unless that would write something that is not a number into the weights."""
     if not math.isfinite(mean_loss):
-        raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; the state of step {step - 1} was kept")
+        raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; {_KEPT.format(step - 1)}")
     norm = float(clip_gradients(parts.model, parts.spec.training.max_grad_norm))
     if not math.isfinite(norm):
-        raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; the state of step {step - 1} was kept")
+        raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_KEPT.format(step - 1)}")
     set_learning_rate(parts.optimizer, lr)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)

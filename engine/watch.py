@@ -12,7 +12,7 @@ POLL_S = 0.25
 class DrainerWatch:
     """A thread that starts the drainer again when it dies. Use as a context manager."""
 
-    def __init__(self, drainer: DrainerProcess | None, attempt: int) -> None:
+    def __init__(self, drainer: DrainerProcess, attempt: int) -> None:
         """Watch `drainer` during one attempt."""
         self.drainer, self.attempt = drainer, attempt
         self._stop = threading.Event()
@@ -27,5 +27,5 @@ class DrainerWatch:
         self._thread.join(timeout=5)
 
     def _watch(self) -> None:
-        while self.drainer is not None and not self._stop.wait(POLL_S):
+        while not self._stop.wait(POLL_S):
             self.drainer.check(self.attempt)

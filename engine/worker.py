@@ -91,8 +91,13 @@ class Worker:
     def _take_position(self, restored: Restored, parts: Parts, reporter: Reporter) -> None:
         data = restored.meta["data"]
         self.progress = Progress(restored.candidate.version.step, data["samples"])
-        if data["fingerprint"] != parts.fingerprint or data["seed"] != self.spec.seed:
-            reporter.event("warning", self.progress.step, detail="the data or the seed differ from the checkpoint's")
+        if data["spec"] != parts.data_digest:
+            reporter.event("warning", self.progress.step, detail="dataset or seed in the spec are not the checkpoint's")
+        elif data["fingerprint"] != parts.fingerprint:
+            raise DataError(
+                f"the data have changed since the checkpoint of step {self.progress.step}: the run would not continue "
+                "what it began; put the old data back, or name the new data under another path (dataset.path=…)"
+            )
         if restored.fresh_random:
             reporter.event("warning", self.progress.step, detail="more ranks than before: new ones draw anew")
 
@@ -134,19 +139,18 @@ class Worker:
         metrics["stall_s"] += ended - trained
         metrics["step_s"] = ended - started
         if snapshots is not None:
-            reporter.committed(outcome.committed, snapshots.bytes_over_ranks, trained - started)
+            reporter.committed(outcome.committed, snapshots.bytes_over_ranks, snapshots.copy_seconds)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
         return outcome.stop, float(metrics["loss"])
 
     def _last_snapshot(self, parts: Parts, context: Context, snapshots: Snapshots, reporter: Reporter) -> None:
         """Keep the state of the last step, whatever the intervals: the launcher has it carried to disk."""
-        started = time.perf_counter()
         if snapshots.current is None and self.progress.step > 0:
             meta = self.progress.meta(parts, self.spec_digest, context.world)
             snapshots.take(self.progress.step, meta, drain=False)
         snapshots.finish()
         context.all_agree(True)
-        reporter.committed(snapshots.superseded(), snapshots.bytes_over_ranks, time.perf_counter() - started)
+        reporter.committed(snapshots.superseded(), snapshots.bytes_over_ranks, snapshots.copy_seconds)
         snapshots.close()
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import faults
 from .copyfile import copy_durable
-from .digest import file_digest
+from .digest import digest, file_digest
 from .jsonfile import Unreadable, sync_dir, write_new
 from .layout import MANIFEST, Version, is_leftover, parse_version, shard_name
+from .lock import FolderLock
 from .manifest import Manifest, build, read_manifest
 from .memory import MemoryDir, SlotRecord
 from .shardfile import Shard, ShardReader
@@ -35,6 +36,16 @@ class Checkpoint:
         """The version of the state."""
         return self.manifest.version
 
+    def check_sizes(self) -> None:
+        """Raise Unreadable when a file is missing or has another size than the manifest says."""
+        for name, info in self.manifest.files.items():
+            try:
+                size = (self.folder / name).stat().st_size
+            except OSError as error:
+                raise Unreadable(f"{self.folder / name}: {error.strerror}") from error
+            if size != info["bytes"]:
+                raise Unreadable(f"{self.folder / name}: {size} bytes, should be {info['bytes']}")
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -47,37 +58,61 @@ class Rejected:
 
 @dataclass(frozen=True)
 class DiskTier:
-    """A folder of checkpoints."""
+    """The checkpoints of one run in a folder (of every run, when `run_id` is None)."""
 
     root: Path
+    run_id: str | None
 
     def scan(self) -> tuple[list[Checkpoint], list[Rejected]]:
-        """Find all checkpoints, oldest first, and all folders that look like one but are not usable."""
+        """Find all checkpoints of the run, oldest first, and all folders that look like one but are not usable."""
         good: list[Checkpoint] = []
         bad: list[Rejected] = []
-        if not self.root.is_dir():
-            return good, bad
-        for entry in sorted(self.root.iterdir()):
-            version = parse_version(entry.name)
-            if version is None or entry.is_symlink() or not entry.is_dir():
-                continue
+        for folder, version in self._folders():
             try:
-                good.append(Checkpoint(entry, read_manifest(entry)))
+                checkpoint = Checkpoint(folder, read_manifest(folder))
+                checkpoint.check_sizes()
             except Unreadable as error:
-                bad.append(Rejected(entry, version, str(error)))
+                bad.append(Rejected(folder, version, str(error)))
+                continue
+            if self._is_mine(checkpoint):
+                good.append(checkpoint)
         return sorted(good, key=lambda c: c.version), sorted(bad, key=lambda r: r.version)
 
-    def has(self, version: Version) -> bool:
-        """Tell whether a version is committed here."""
-        return (self.root / version.dirname / MANIFEST).is_file()
+    def strangers(self) -> list[Checkpoint]:
+        """Checkpoints of other runs in the same folder."""
+        return [checkpoint for checkpoint in DiskTier(self.root, None).scan()[0] if not self._is_mine(checkpoint)]
+
+    def _is_mine(self, checkpoint: Checkpoint) -> bool:
+        return self.run_id is None or checkpoint.manifest.run_id == self.run_id
+
+    def _folders(self) -> Iterator[tuple[Path, Version]]:
+        if not self.root.is_dir():
+            return
+        for entry in sorted(self.root.iterdir()):
+            version = parse_version(entry.name)
+            if version is not None and not entry.is_symlink() and entry.is_dir():
+                yield entry, version
+
+    def get(self, version: Version) -> Checkpoint | None:
+        """The run's checkpoint of a version, if it is committed here."""
+        try:
+            checkpoint = Checkpoint(self.root / version.dirname, read_manifest(self.root / version.dirname))
+        except Unreadable:
+            return None
+        return checkpoint if self._is_mine(checkpoint) else None
+
+    def lock(self) -> FolderLock:
+        """Held by the one process that writes here; makes the folder. Raises OSError and Locked when entered."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        return FolderLock(self.root)
 
     def write(self, memory: MemoryDir, records: Sequence[SlotRecord]) -> Checkpoint:
         """Carry a whole version from memory to disk and commit it. Raises OSError or Unreadable."""
         version = records[0].version
         staging = self.root / f".tmp-{version.dirname}"
         final = self.root / version.dirname
-        if self.has(version):
-            return Checkpoint(final, read_manifest(final))
+        if (there := self.get(version)) is not None:
+            return there
         self.root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
@@ -97,9 +132,9 @@ class DiskTier:
             raise
         return Checkpoint(final, manifest)
 
-    def prune(self, keep: int, run_id: str) -> list[Version]:
+    def prune(self, keep: int) -> list[Version]:
         """Delete this run's checkpoints beyond the newest `keep`; returns what was deleted."""
-        mine = [checkpoint for checkpoint in self.scan()[0] if checkpoint.manifest.run_id == run_id]
+        mine = self.scan()[0]
         removed = []
         for checkpoint in mine[: max(0, len(mine) - max(1, keep))]:
             trash = self.root / f".trash-{checkpoint.version.dirname}"
@@ -129,6 +164,10 @@ def _copy_shard(memory: MemoryDir, record: SlotRecord, staging: Path) -> tuple[s
         if reader.header_digest != record.header_digest:
             raise Unreadable(f"{source}: the header does not match the commit record")
         shard = reader.shard
+        for entry, data, wanted in zip(shard.entries, reader.all_data(), record.digests, strict=True):
+            with data:
+                if digest(data) != wanted:
+                    raise Unreadable(f"{source}: {entry.name} does not match the commit record")
     content = file_digest(source)
     nbytes = copy_durable(source, staging / name)
     _drop_cache(staging / name)

@@ -1,7 +1,8 @@
 """The drainer: one process per node that carries pinned snapshots from memory to disk, behind the training's back.
 
-Started by the launcher as `python -m dtrain.tiers.drainer JOB.json` with a pipe as standard input. The word `stop` on
-the pipe means: finish what is pinned and leave. The pipe closing without it means the launcher is dead: then the
+It is also the one that clears up when the launcher is killed, so a run without a disk tier has one too. Started by
+the launcher as `python -m dtrain.tiers.drainer JOB.json` with a pipe as standard input. The word `stop` on the pipe
+means: finish what is pinned and leave. The pipe closing without it means the launcher is dead: then the
 newest whole snapshot is carried to disk as well, and the memory is given back once it is safe there.
 """
 
@@ -33,7 +34,7 @@ class DrainJob:
 
     run_dir: str
     memory_dir: str
-    disk_root: str
+    disk_root: str | None
     keep: int
     run_id: str
 
@@ -50,7 +51,7 @@ class Drainer:
         self.job = job
         self.run = RunDir(Path(job.run_dir))
         self.memory = MemoryDir(Path(job.memory_dir))
-        self.disk = DiskTier(Path(job.disk_root))
+        self.disk = DiskTier(Path(job.disk_root), job.run_id) if job.disk_root is not None else None
 
     def next_version(self) -> Version | None:
         """The oldest version that every rank has pinned."""
@@ -65,7 +66,7 @@ class Drainer:
     def drain(self, version: Version) -> bool:
         """Carry one version to disk, release its slots, prune; False (and an event) when it failed."""
         records = self.memory.whole().get(version)
-        if records is None:
+        if records is None or self.disk is None:
             return False
         started = time.monotonic()
         try:
@@ -81,7 +82,7 @@ class Drainer:
         )  # fmt: skip
         self._release(records)
         try:
-            self.disk.prune(self.job.keep, self.job.run_id)
+            self.disk.prune(self.job.keep)
         except OSError as error:
             self._event("warning", version, detail=f"an old checkpoint could not be deleted: {error}")
         return True
@@ -94,13 +95,15 @@ class Drainer:
     def rescue(self) -> None:
         """The launcher is dead: end what it left, save the newest snapshot, give the memory back."""
         for beat in read_heartbeats(self.memory):
-            end_group(beat.pid)
+            end_group(beat)
+        if self.disk is None:
+            return  # the memory is the only place there is: it stays for a resume
         self.memory.settle()
         self.drain_pending()
         newest = max(self.memory.whole(), default=None)
         if newest is None:
             return
-        if self.disk.has(newest) or self.drain(newest):
+        if self.disk.get(newest) is not None or self.drain(newest):
             self.memory.remove()
 
     def _release(self, records: list[SlotRecord]) -> None:
@@ -117,7 +120,7 @@ class Drainer:
         needed = sum(self.memory.file_of(record).stat().st_size for record in records)
         free = ""
         with contextlib.suppress(OSError):
-            info = os.statvfs(self.disk.root)
+            info = os.statvfs(str(self.job.disk_root))
             free = f"; needed {needed} bytes, free {info.f_bavail * info.f_frsize}"
         return f"{error}{free}"
 
@@ -126,7 +129,7 @@ def follow(drainer: Drainer) -> None:
     """Work until told to stop or orphaned."""
     word = b""
     while True:
-        version = drainer.next_version()
+        version = drainer.next_version() if drainer.disk is not None else None
         if version is not None:
             drainer.drain(version)
             continue
@@ -149,7 +152,8 @@ def main(arguments: list[str]) -> int:
     os.nice(NICENESS)
     drainer = Drainer(DrainJob(**read(Path(arguments[0]))))
     with FileLock(drainer.memory.drainer_lock, timeout_s=60):
-        drainer.disk.remove_leftovers()
+        if drainer.disk is not None:
+            drainer.disk.remove_leftovers()
         follow(drainer)
     return 0
 

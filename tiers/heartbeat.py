@@ -9,20 +9,22 @@ import re
 import signal
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from .memory import MemoryDir
 
-_FORMAT = struct.Struct("<QQQ")
+_FORMAT = struct.Struct("<QQQQ")
 DONE_STEP = 2**63  # said by a rank that has signed off
 _FILE = re.compile(r"rank-(\d{5})\.heartbeat")
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What one rank last said: its process, its counter, the step it works on."""
+    """What one rank last said: its process and when that began (clock ticks since boot), its counter, its step."""
 
     rank: int
     pid: int
+    started: int
     count: int
     step: int
 
@@ -33,8 +35,9 @@ class Heartbeat:
     def __init__(self, memory: MemoryDir, rank: int) -> None:
         """Make the counter of `rank`, starting at 0."""
         path = memory.heartbeat(rank)
+        self._pid, self._started = os.getpid(), start_of(os.getpid()) or 0
         with path.open("wb") as file:
-            file.write(_FORMAT.pack(os.getpid(), 0, 0))
+            file.write(_FORMAT.pack(self._pid, self._started, 0, 0))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _FORMAT.size)
         self._count = 0
@@ -42,7 +45,7 @@ class Heartbeat:
     def beat(self, step: int) -> None:
         """Say: still here, in this step."""
         self._count += 1
-        _FORMAT.pack_into(self._map, 0, os.getpid(), self._count, step)
+        _FORMAT.pack_into(self._map, 0, self._pid, self._started, self._count, step)
 
 
 def read_heartbeats(memory: MemoryDir) -> list[Beat]:
@@ -58,8 +61,7 @@ def read_heartbeats(memory: MemoryDir) -> list[Beat]:
             continue
         data = (memory.path / name).read_bytes()
         if len(data) == _FORMAT.size:
-            pid, count, step = _FORMAT.unpack(data)
-            beats.append(Beat(int(match[1]), pid, count, step))
+            beats.append(Beat(int(match[1]), *_FORMAT.unpack(data)))
     return beats
 
 
@@ -69,8 +71,22 @@ def clear_heartbeats(memory: MemoryDir) -> None:
         memory.heartbeat(beat.rank).unlink(missing_ok=True)
 
 
-def end_group(pid: int) -> None:
-    """Kill what is left of a worker's process group (each worker leads its own)."""
+def start_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None when there is none (proc(5), field 22 of stat)."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def end_group(beat: Beat) -> None:
+    """Kill what is left of a worker's process group (each worker leads its own).
+
+    A number that the kernel has given to another process since is left alone. While a group has members, its number
+    is not given away.
+    """
+    if beat.pid <= 1 or start_of(beat.pid) not in (None, beat.started):
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if pid > 1 and pid != os.getpgid(0):
-            os.killpg(pid, signal.SIGKILL)
+        if beat.pid != os.getpgid(0):
+            os.killpg(beat.pid, signal.SIGKILL)

@@ -82,6 +82,13 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
+def end_last_line(path: Path) -> None:
+    """After a crash in the middle of a line: end it, so that the next one is not glued to it."""
+    if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
 def append_event(path: Path, event: str, step: int | None, attempt: int, /, **details: object) -> None:
     """Append one line to events.jsonl."""
     append_line(path, {"event": event, "step": step, "attempt": attempt, **details, "time": time.time()})

@@ -64,3 +64,27 @@ class FileLock:
         except Unreadable:
             return None
         return pid if isinstance(pid, int) else None
+
+
+class FolderLock:
+    """An exclusive or shared lock on a folder itself, which leaves no file in it. Use as a context manager."""
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        """Lock the folder `path` when entered, or raise Locked at once."""
+        self.path, self.shared = path, shared
+        self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise Locked(f"{self.path} is in use by another run") from error
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)

@@ -7,11 +7,13 @@ version. A `.drain` mark pins a slot until the drainer has carried it to the slo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import stat
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 from .digest import digest
 from .jsonfile import Unreadable, dumps, read, replace
 from .layout import RunDir, Version
+from .lock import FolderLock, Locked
 
 SLOTS = 3
 TMPFS = Path("/dev/shm")
@@ -217,7 +220,7 @@ def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
         info = memory.path.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
             raise MemoryTierError(f"{memory.path} is not a private folder of this user; remove it") from None
-        if _owner(memory) != run_id:
+        if owner_of(memory) != run_id:
             memory.remove()
             memory.path.mkdir(mode=0o700)
     owner = memory.path / "owner.json"
@@ -226,7 +229,8 @@ def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
     return memory
 
 
-def _owner(memory: MemoryDir) -> str | None:
+def owner_of(memory: MemoryDir) -> str | None:
+    """The run whose snapshots lie there; None when nobody says so."""
     try:
         return str(read(memory.path / "owner.json").get("run_id"))
     except Unreadable:
@@ -243,8 +247,9 @@ def sweep() -> list[Path]:
             current = read(RunDir(Path(str(owner["output_dir"]))).run).get("run_id")
         except (Unreadable, KeyError):
             current, owner = None, {}
-        age_matters = not owner and _is_young(path)
-        if current != owner.get("run_id", "") and not age_matters:
+        if current == owner.get("run_id", "") or (not owner and _is_young(path)):
+            continue
+        with contextlib.suppress(Locked, OSError), FolderLock(path):  # a live run holds it, maybe in another container
             memory.remove()
             removed.append(path)
     return removed
@@ -252,8 +257,6 @@ def sweep() -> list[Path]:
 
 def _is_young(path: Path) -> bool:
     """A folder without an owner yet may be one that another process is making right now."""
-    import time
-
     try:
         return time.time() - path.stat().st_mtime < 60
     except OSError:

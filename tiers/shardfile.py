@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,11 @@ class ShardReader:
         """Digest of the header with its length."""
         with self._view[: self.data_start] as head:
             return digest(head)
+
+    def all_data(self) -> Iterator[memoryview]:
+        """Bytes of every entry in order; release each view before closing."""
+        offsets = self.shard.offsets()
+        return (self.data(index, offsets) for index in range(len(offsets)))
 
     def data(self, index: int, offsets: Sequence[int]) -> memoryview:
         """Bytes of entry `index`; release the view before closing."""

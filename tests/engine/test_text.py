@@ -62,9 +62,16 @@ def test_the_standard_library_is_a_corpus() -> None:
     data = TextData(STDLIB, 128)
     assert data.tokens > 2**20
     assert b"import" in bytes(torch.cat([data[i] for i in range(100)]).tolist())
-    files = list(text_files(STDLIB))
-    assert files == sorted(files)
-    assert not {part for file in files for part in file.parts} & {"site-packages", "test", "__pycache__"}
+
+
+def test_of_the_standard_library_only_its_own_source_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ["a.py", "json/__init__.py", "json/tool.py", "z.py"]
+    left_out = ["site-packages/x.py", "dist-packages/x.py", "test/x.py", "json/tests/x.py", "__pycache__/a.py", "a.txt"]
+    for name in kept + left_out:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert [file.relative_to(tmp_path).as_posix() for file in text_files(STDLIB)] == kept
 
 
 @pytest.mark.parametrize("mapped_from", [1, 8, 30, 2**20])

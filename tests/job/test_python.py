@@ -73,6 +73,46 @@ class Parent(Mlp):
 def parent(width=24):
     return Parent(width)
 
+class Teacher(Mlp):
+    """A teacher that follows the student in every forward pass: half of it in place, half behind autograd's back."""
+    def __init__(self, width):
+        super().__init__(width)
+        self.teacher = nn.Linear(8, width)
+        self.teacher.requires_grad_(False)
+    def forward(self, x, y):
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.first.weight, 0.1)
+            self.teacher.bias.data.mul_(0.9).add_(self.first.bias.data, alpha=0.1)
+        return super().forward(x, y) + (self.first(x) - self.teacher(x)).square().mean()
+
+def teacher(width=24):
+    return Teacher(width)
+
+class Growing(Mlp):
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("history", torch.zeros(1))
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        self.history = torch.cat([self.history, loss.detach().reshape(1)])
+        return loss
+
+def growing(width=24):
+    return Growing(width)
+
+class Tampering(Mlp):
+    """Writes into a trained weight in a forward pass, but not in the first ones."""
+    calls = 0
+    def forward(self, x, y):
+        Tampering.calls += 1
+        if Tampering.calls > 9:
+            with torch.no_grad():
+                self.first.weight.clamp_(-0.01, 0.01)
+        return super().forward(x, y)
+
+def tampering(width=24):
+    return Tampering(width)
+
 class Logits(Mlp):
     def forward(self, x, y):
         return self.first(x)
@@ -144,6 +184,8 @@ def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
         ("zoo:logits", 78, "must return its mean loss", 0),
         ("zoo:late", 70, "MemoryError: no room for the activations", 6),
         ("zoo:diverging", 70, "the loss is nan at step 8", 7),
+        ("zoo:growing", 78, "model.history was torch.float32 [1]", 0),
+        ("zoo:tampering", 78, "model.first.weight was changed during a forward", 3),
     ],
 )
 def test_failing_code_is_named_in_one_line(entry: str, code: int, words: str, step: int, job: Job) -> None:
@@ -161,3 +203,20 @@ def test_row_92_children_of_workers_do_not_outlive_them(job: Job) -> None:
     ended = job.do("run", "spec.yaml", "model.entry=zoo:parent", fault=fail_at(1, 6, "window.forward"))
     assert ended.code == 0, ended.said
     job.assert_nothing_left()
+
+
+def test_parameters_that_the_model_changes_itself_are_of_the_right_step(job: Job, tmp_path: Path) -> None:
+    with cleaned(zoo(tmp_path / "unbroken")) as unbroken:
+        assert unbroken.do("run", "spec.yaml", "model.entry=zoo:teacher").code == 0
+        fault = fail_at(0, 7, "update.before")
+        ended = job.do("run", "spec.yaml", "model.entry=zoo:teacher", fault=fault)
+        assert ended.code == 0, ended.said
+        assert_same(job, unbroken)
+
+
+@pytest.mark.parametrize("tiers", ["[]", "[{type: disk, every: 4}]"])
+def test_a_fault_that_returns_at_the_same_step_is_not_restarted_for_ever(tiers: str, job: Job) -> None:
+    fault = fail_at(1, 6, "window.forward", attempt=None)
+    ended = job.do("run", "spec.yaml", f"tiers={tiers}", fault=fault)
+    assert ended.code == 70, ended.said
+    assert len(job.events("fault")) == 2, "max_restarts is 1"

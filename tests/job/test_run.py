@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, document, finish, wait, wait_for_step
@@ -216,3 +217,54 @@ def test_a_model_of_another_shape_is_refused_with_the_difference(job: Job, oracl
     assert ended.code == 78, ended.said
     assert "layers.0.mlp.up.weight" in ended.said
     assert "Traceback" not in ended.said
+
+
+def test_two_runs_never_share_a_disk_tier(job: Job, tmp_path: Path) -> None:
+    shared = f"tiers=[{{type: memory}}, {{type: disk, path: {tmp_path / 'shared'}, every: 3}}]"
+    process = job.start("run", "spec.yaml", shared, "max_steps=100000")
+    wait_for_step(job, 4)
+    other = Job(tmp_path / "other")
+    other.write_spec()
+    second = other.do("run", "spec.yaml", shared)
+    assert second.code in (69, 78), second.said
+    assert str(tmp_path / "shared") in second.said
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 130
+    later = other.do("run", "spec.yaml", shared)
+    assert later.code == 78, later.said
+    assert "of another run" in later.said
+    assert not other.losses()
+
+
+def test_a_run_inside_its_own_data_is_refused(job: Job) -> None:
+    ended = job.do("run", "spec.yaml", f"dataset.path={job.folder}")
+    assert ended.code == 78
+    assert "lies inside dataset.path" in ended.said
+
+
+def test_changed_data_are_refused_unless_named_anew(job: Job, oracle: Job) -> None:
+    shutil.copytree(oracle.run.root, job.run.root)
+    corpus = oracle.folder / "corpus.txt"
+    before = corpus.read_bytes()
+    try:
+        corpus.write_bytes(before + b"one more line\n")
+        ended = job.do("resume", "--from", "9", "run")
+        assert ended.code == 78, ended.said
+        assert "the data have changed" in ended.said
+        ended = job.do("resume", "--from", "9", "run", f"dataset.path={job.folder / 'corpus.txt'}")
+        assert ended.code == 0, ended.said
+        assert "changed: dataset.path" in ended.said
+    finally:
+        corpus.write_bytes(before)
+
+
+def test_a_lost_run_json_is_made_anew_from_the_checkpoints(job: Job, oracle: Job) -> None:
+    shutil.copytree(oracle.run.root, job.run.root)
+    job.run.run.unlink()
+    job.run.lock.unlink()
+    with job.run.metrics.open("a") as file:
+        file.write('{"step": 13, "lo')
+    ended = job.do("resume", "run", "max_steps=14")
+    assert ended.code == 0, ended.said
+    assert job.events("restored")[0]["step"] == STEPS
+    assert max(job.losses()) == 14

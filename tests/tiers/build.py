@@ -74,7 +74,7 @@ class Place:
         self.memory = MemoryDir(folder / "memory")
         self.memory.path.mkdir()
         replace(self.run.run, dumps({"run_id": RUN_ID}))
-        self.disk = DiskTier(self.run.disk("checkpoints"))
+        self.disk = DiskTier(self.run.disk("checkpoints"), RUN_ID)
 
     def store(self, step: int, attempt: int = 1, world: int = 2) -> Path:
         """Commit a checkpoint of `step` on disk; returns its folder."""

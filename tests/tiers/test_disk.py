@@ -7,6 +7,7 @@ import pytest
 from safetensors import safe_open
 from tests.tiers.build import TENSORS, Place, put, snapshot, value_of
 
+from dtrain.tiers.disk import DiskTier
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version, parse_version
 from dtrain.tiers.memory import SlotRecord
@@ -99,7 +100,7 @@ def test_row_13_only_exact_names_are_checkpoints_and_others_are_never_deleted(pl
         shutil.copytree(place.disk.root / "step-0000000010.a0001", place.disk.root / name)
         (place.disk.root / name / "mine.txt").write_text("keep me")
     assert [c.version.step for c in place.disk.scan()[0]] == [10, 20, 30, 40]
-    place.disk.prune(2, "feed")
+    place.disk.prune(2)
     assert [c.version.step for c in place.disk.scan()[0]] == [30, 40]
     assert place.disk.remove_leftovers() == []
     assert all((place.disk.root / name / "mine.txt").exists() for name in strangers)
@@ -111,17 +112,17 @@ def test_row_10_a_folder_without_manifest_is_told_of_and_never_deleted(place: Pl
     found, rejected = find(None, place.disk)
     assert not found
     assert [r.version.step for r in rejected] == [5]
-    place.disk.prune(1, "feed")
+    place.disk.prune(1)
     assert folder.exists()
 
 
 def test_retention_leaves_other_runs_and_the_newest_alone(place: Place) -> None:
     place.store(1)
-    place.disk.prune(1, "another run")
+    DiskTier(place.disk.root, "another run").prune(1)
     assert len(place.disk.scan()[0]) == 1
     place.store(2)
-    assert place.disk.prune(1, "feed") == [Version(1, 1)]
-    assert place.disk.prune(1, "feed") == []
+    assert place.disk.prune(1) == [Version(1, 1)]
+    assert place.disk.prune(1) == []
 
 
 def test_row_18_order_is_by_attempt_and_step_not_by_time(place: Place) -> None:

@@ -1,0 +1,48 @@
+"""One way to say no: the reason on stderr, the exit code of the contract, and with --json a document on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..specs.codes import Code
+from ..specs.errors import SpecError
+from ..tiers.jsonfile import Unreadable
+from ..tiers.lock import Locked
+
+
+class Refused(Exception):
+    """The command cannot be done as asked; the message says why and what to do, the code how it ends."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        """Remember the exit code."""
+        super().__init__(message)
+        self.code = code
+
+
+def guarded(work: Callable[[], int], as_json: bool) -> int:
+    """Do a command's work; what a person or their machine got wrong is told without a traceback."""
+    try:
+        return work()
+    except SpecError as error:
+        return _say(Code.BAD_SPEC, str(error), as_json, problems=error.to_json())
+    except Refused as error:
+        return _say(error.code, str(error), as_json)
+    except Locked as error:
+        return _say(Code.MISSING_RESOURCE, f"another dtrain drives this run: {error}", as_json)
+    except Unreadable as error:
+        return _say(Code.DAMAGED, str(error), as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _say(Code.MISSING_RESOURCE, f"{error.filename or 'the system'}: {error.strerror or error}", as_json)
+
+
+def _say(code: Code, message: str, as_json: bool, **details: Any) -> int:
+    sys.stderr.write(f"{message}\n")
+    if as_json:
+        document = {"status": "refused", "code": int(code), "message": message, **details}
+        sys.stdout.write(json.dumps(document) + "\n")
+    return code

@@ -1,0 +1,257 @@
+"""Supervision: the rank that stands still is ended, and nobody else."""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dtrain.engine import supervise
+from dtrain.engine.supervise import Hang, Supervisor
+from dtrain.tiers.heartbeat import DONE_STEP
+from dtrain.tiers.memory import MemoryDir
+
+Victim = subprocess.Popen[bytes]
+Start = Callable[[], Victim]
+TIMEOUT = 1.0
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Processes that outlive SIGUSR2, as a worker does that writes its stack then."""
+    monkeypatch.setattr(supervise, "STACK_S", 0.01)
+    started: list[Victim] = []
+
+    def begin() -> Victim:
+        started.append(subprocess.Popen(["sh", "-c", "trap '' USR2; echo; exec sleep 60"], stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+class Watched:
+    """Ranks whose counters a test raises, seen at times that it chooses."""
+
+    def __init__(self, memory: MemoryDir, start: Start, world: int, timeout_s: float = TIMEOUT) -> None:
+        self.memory = memory
+        self.ranks = [start() for _ in range(world)]
+        self.counts = [0] * world
+        self.supervisor = Supervisor(memory, timeout_s)
+        self.now = 1000.0
+
+    def beat(self, *ranks: int, step: int = 3) -> None:
+        for rank in ranks:
+            self.counts[rank] += 1
+            data = struct.pack("<QQQ", self.ranks[rank].pid, self.counts[rank], step)
+            self.memory.heartbeat(rank).write_bytes(data)
+
+    def look(self, seconds: float) -> list[Hang]:
+        self.now += seconds
+        self.supervisor._look(self.now)
+        return self.supervisor.hangs
+
+    def ended(self) -> list[int]:
+        """Ranks that are gone, after the kernel has had time."""
+        time.sleep(0.05)
+        return [rank for rank, process in enumerate(self.ranks) if process.poll() is not None]
+
+
+@pytest.fixture
+def watch(memory: MemoryDir, start: Start) -> Callable[..., Watched]:
+    return lambda world=2, timeout_s=TIMEOUT: Watched(memory, start, world, timeout_s)
+
+
+Watch = Callable[..., Watched]
+
+
+def test_a_rank_that_stands_still_is_ended_and_named(watch: Watch) -> None:
+    job = watch(3)
+    job.beat(0, 1, 2, step=7)
+    job.look(0)
+    job.beat(0, 2, step=7)
+    assert job.look(0.9) == []
+    assert job.look(0.2) == [Hang(1, 7, pytest.approx(1.1))]
+    assert job.ended() == [1]
+    assert job.ranks[1].wait(5) == -signal.SIGKILL
+
+
+def test_the_stack_is_asked_for_before_the_end(memory: MemoryDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STACK_S", 0.3)
+    script = "trap 'echo stack' USR2; echo ready; while :; do sleep 0.02; done"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        memory.heartbeat(0).write_bytes(struct.pack("<QQQ", process.pid, 1, 2))
+        supervisor = Supervisor(memory, TIMEOUT)
+        supervisor._look(0.0)
+        supervisor._look(1.5)
+        assert process.wait(5) == -signal.SIGKILL
+        assert process.stdout.read() == b"stack\n"
+
+
+def test_ranks_that_make_progress_are_left_alone(watch: Watch) -> None:
+    job = watch(2)
+    for _ in range(50):
+        job.beat(0, 1)
+        assert job.look(0.9) == []
+    assert job.ended() == []
+
+
+def test_those_that_wait_for_it_are_not_blamed(watch: Watch) -> None:
+    """All stand still; the one with the lowest counter is the one the others wait for."""
+    job = watch(3)
+    for _ in range(3):
+        job.beat(0, 1, 2)
+        job.look(0.1)
+    job.beat(0, 2)
+    job.look(0.1)
+    (hang,) = job.look(1.5)
+    assert hang.rank == 1
+    assert job.ended() == [1]
+
+
+def test_with_equal_counters_the_one_that_stopped_first_is_named(watch: Watch) -> None:
+    job = watch(2)
+    job.beat(0, 1)
+    job.look(0.1)
+    job.beat(1)
+    job.look(0.1)
+    job.beat(0)
+    job.look(0.5)
+    (hang,) = job.look(0.9)
+    assert hang.rank == 1
+
+
+def test_the_one_ahead_may_be_silent_while_the_one_behind_moves(watch: Watch) -> None:
+    """A rank that waits in a collective for a slow one is no hang."""
+    job = watch(2)
+    for _ in range(9):
+        job.beat(0)
+    for _ in range(8):
+        job.beat(1)
+        assert job.look(0.9) == []
+    assert job.ended() == []
+
+
+def test_long_passes_earn_patience(watch: Watch) -> None:
+    job = watch(1)
+    job.beat(0)
+    job.look(0)
+    job.beat(0)
+    job.look(0.5)
+    assert job.look(4.5) == [], "ten times the longest pass, though the time-out is one second"
+    assert [hang.rank for hang in job.look(1.0)] == [0]
+
+
+def test_start_up_is_no_silence_and_no_pass(watch: Watch) -> None:
+    """Before the first step a rank builds, loads and compiles; how long that took says nothing of a pass."""
+    job = watch(2)
+    job.beat(0, 1, step=0)
+    assert job.look(500) == []
+    assert job.look(500) == []
+    job.beat(0, 1, step=1)
+    job.look(0.1)
+    job.beat(0, step=1)
+    job.look(0.1)
+    assert [hang.rank for hang in job.look(1.5)] == [1]
+
+
+def test_nobody_is_ended_while_one_still_starts(watch: Watch) -> None:
+    job = watch(2)
+    job.beat(0, step=1)
+    job.beat(1, step=0)
+    job.look(0)
+    assert job.look(60) == []
+
+
+def test_those_that_signed_off_are_left_alone(watch: Watch) -> None:
+    job = watch(2)
+    job.beat(0, 1)
+    job.look(0)
+    job.beat(0, 1, step=DONE_STEP)
+    job.look(0.1)
+    assert job.look(600) == []
+    assert job.ended() == []
+
+
+def test_nothing_is_known_of_a_new_process_of_the_same_rank(watch: Watch, start: Start) -> None:
+    job = watch(1)
+    job.beat(0)
+    job.look(0)
+    job.ranks.append(start())
+    job.ranks[0], job.ranks[1] = job.ranks[1], job.ranks[0]
+    job.counts[0] = 0
+    job.beat(0)
+    assert job.look(5) == []
+    assert [hang.rank for hang in job.look(1.5)] == [0]
+    assert job.ended() == [0]
+
+
+def test_after_one_hang_the_watch_begins_anew(watch: Watch) -> None:
+    """The others lose the rank that was ended; they get their time to say so."""
+    job = watch(2)
+    job.beat(0, 1)
+    job.look(0)
+    job.beat(0)
+    job.look(0.5)
+    assert len(job.look(1.0)) == 1
+    assert len(job.look(0.9)) == 1
+    assert job.ended() == [1]
+
+
+def test_a_rank_that_is_gone_already_is_no_trouble(watch: Watch) -> None:
+    job = watch(1)
+    job.beat(0)
+    job.look(0)
+    job.ranks[0].kill()
+    job.ranks[0].wait()
+    assert len(job.look(2)) == 1
+
+
+def test_no_counters_no_watch(memory: MemoryDir) -> None:
+    supervisor = Supervisor(memory, TIMEOUT)
+    supervisor._look(0.0)
+    memory.remove()
+    supervisor._look(50.0)
+    assert supervisor.hangs == []
+
+
+def test_the_thread_finds_a_hang_in_time_and_ends_with_its_block(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "POLL_S", 0.05)
+    job = watch(2, timeout_s=0.3)
+    job.beat(0, 1)
+    began = time.monotonic()
+    with job.supervisor as supervisor:
+        while not supervisor.hangs and time.monotonic() - began < 10:
+            job.beat(0)
+            time.sleep(0.02)
+        took = time.monotonic() - began
+    assert [hang.rank for hang in supervisor.hangs] == [1]
+    assert 0.3 <= took < 5
+    assert not supervisor._thread.is_alive()
+    assert job.ended() == [1]
+
+
+def test_a_launcher_that_was_stopped_itself_blames_nobody(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 103: after a long gap in its own watch nobody's silence counts."""
+    times = iter([0.0, 0.2, 0.4, 60.0, 60.2, 60.4, 60.6])
+    job = watch(1, timeout_s=1.0)
+    job.beat(0)
+    supervisor = job.supervisor
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(supervisor._stop, "wait", lambda seconds: next(waits))
+    waits = iter([False] * 6 + [True])
+    supervisor._watch()
+    assert supervisor.hangs == []
+    assert list(times) == []
