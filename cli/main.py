@@ -63,12 +63,19 @@ def plan(
 def run(
     spec: SpecPath,
     overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the job; only 1 so far.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is.")] = 0,
+    rendezvous: Annotated[str, typer.Option("--rendezvous", help="HOST:PORT where they meet.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Train from the first step."""
     from .run import run as work
 
-    raise typer.Exit(work(spec, overrides or [], as_json))
+    wanted = [f"cluster.nodes={nodes}"] if nodes > 1 else []
+    wanted += [f"cluster.rendezvous={rendezvous}"] if rendezvous != "auto" else []
+    if node_rank >= nodes:
+        raise typer.BadParameter(f"--node-rank {node_rank} of {nodes} nodes: ranks begin at 0")
+    raise typer.Exit(work(spec, [*(overrides or []), *wanted], as_json))
 
 
 @app.command()

@@ -21,11 +21,12 @@ from .drain import DrainerProcess
 from .job import Job, Result, read_error, read_result
 from .preflight import disk_root
 from .supervise import Supervisor
-from .verdict import Fault, find_fault
-from .watch import DrainerWatch
+from .ticker import Ticker
+from .verdict import Fault, RestartBudget, find_fault
 
 DRAIN_TIMEOUT_S = 3600.0
 INTERRUPT_DRAIN_S = 1.0
+DRAINER_POLL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -81,45 +82,37 @@ class Launcher:
                 self._clean_up()
 
     def _attempts(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
-        base, failures, first, progressed = candidates, 0, None, False
+        base, first = candidates, None
+        budget = RestartBudget(self.spec.cluster.max_restarts)
         while True:
             self.attempt = self.run.next_attempt()
             first = first or self.attempt
-            ended, hangs_fault = self._one_attempt(candidates, skipped)
+            ended, hang = self._one_attempt(candidates, skipped)
             result = read_result(self.run, self.attempt)
             if ended.signal_number is not None:
                 return self._stopped(ended.signal_number)
-            if result is not None and hangs_fault is None and not _failed_after_all(ended):
+            if result is not None and hang is None and not _failed_after_all(ended):
                 return self._ended(result)
-            fault = hangs_fault or find_fault(self.run, self.attempt, ended, (), self.spec.world_size)
-            made_progress = self._made_progress()
-            progressed = progressed or made_progress
-            failures = 1 if made_progress else failures + 1
-            given_up = self._why_no_restart(fault, failures, progressed)
-            self._event(
-                "fault",
-                step=self.step_reached,
-                rank=fault.rank,
-                kind=fault.kind,
-                detail=fault.detail,
-                log=self._log_of(fault),
-                restarting=given_up is None,
-                restart=failures,
-                max_restarts=self.spec.cluster.max_restarts,
-            )
+            fault = hang or find_fault(self.run, self.attempt, ended, (), self.spec.world_size)
+            budget.count(progress=self._made_progress())
+            given_up = budget.why_no_restart(fault)
+            self._tell_fault(fault, budget, restarting=given_up is None)
             if given_up is not None:
                 return self._failed(fault, given_up)
             candidates, skipped = self._candidates_again(base, first)
 
-    def _why_no_restart(self, fault: Fault, failures: int, progressed: bool) -> str | None:
-        """The reason to give up, or None when a restart may help."""
-        if fault.final:
-            return "a restart would end the same way"
-        if fault.kind == "exception" and not progressed:
-            return "no step was finished yet, so a restart would end the same way"
-        if failures > self.spec.cluster.max_restarts:
-            return f"{failures} failures in a row without a finished step between them"
-        return None
+    def _tell_fault(self, fault: Fault, budget: RestartBudget, *, restarting: bool) -> None:
+        self._event(
+            "fault",
+            step=self.step_reached,
+            rank=fault.rank,
+            kind=fault.kind,
+            detail=fault.detail,
+            log=self._log_of(fault),
+            restarting=restarting,
+            restart=budget.failures,
+            max_restarts=budget.allowed,
+        )
 
     def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> tuple[Ended, Fault | None]:
         """Run the workers once; what they leave behind is cleaned up before this returns."""
@@ -129,7 +122,7 @@ class Launcher:
             tuple(candidates), tuple(skipped),
         ).write()  # fmt: skip
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
-        watch = DrainerWatch(self.drainer, self.attempt)
+        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, lambda: self.drainer.check(self.attempt))
         supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
         try:
             with supervisor, watch:

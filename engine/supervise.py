@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 
 from ..tiers.heartbeat import DONE_STEP, Beat, read_heartbeats
 from ..tiers.memory import MemoryDir
+from .ticker import Ticker
 
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
@@ -43,25 +43,23 @@ class Supervisor:
         self.memory, self.timeout_s = memory, timeout_s
         self.hangs: list[Hang] = []
         self._seen: dict[int, _Seen] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="dtrain-supervisor", daemon=True)
+        self._before = time.monotonic()
+        self._ticker = Ticker("dtrain-supervisor", POLL_S, self._tick)
 
     def __enter__(self) -> Supervisor:
-        self._thread.start()
+        self._before = time.monotonic()
+        self._ticker.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
+        self._ticker.__exit__()
 
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._stop.wait(POLL_S):
-            now = time.monotonic()
-            if now - before > 5 * POLL_S:  # we were stopped ourselves, or starved: nobody's silence counts
-                self._seen.clear()
-            before = now
-            self._look(now)
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._before > 5 * POLL_S:  # we were stopped ourselves, or starved: nobody's silence counts
+            self._seen.clear()
+        self._before = now
+        self._look(now)
 
     def _look(self, now: float) -> None:
         beats = read_heartbeats(self.memory)

@@ -26,6 +26,30 @@ class Fault:
     code: Code
 
 
+@dataclass
+class RestartBudget:
+    """How many failures in a row are allowed; a step further than any before starts the count anew."""
+
+    allowed: int
+    failures: int = 0
+    progressed: bool = False
+
+    def count(self, *, progress: bool) -> None:
+        """An attempt has failed, after it made progress or not."""
+        self.failures = 1 if progress else self.failures + 1
+        self.progressed = self.progressed or progress
+
+    def why_no_restart(self, fault: Fault) -> str | None:
+        """The reason to give up, or None when a restart may help."""
+        if fault.final:
+            return "a restart would end the same way"
+        if fault.kind == "exception" and not self.progressed:
+            return "no step was finished before it, so a restart would end the same way"
+        if self.failures > self.allowed:
+            return f"{self.failures} failures in a row without a new step between them, {self.allowed} are allowed"
+        return None
+
+
 def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], world: int) -> Fault:
     """Name the rank that failed first; what others say of a lost connection is only a consequence."""
     if hangs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.engine.entry import UserCodeError, add_import_paths, call_entry
+from dtrain.engine.entry import UserCodeError, UserCodeFailed, add_import_paths, call_entry
 
 Write = Callable[[str, str], None]
 
@@ -56,7 +56,7 @@ def test_a_module_that_is_not_there_is_told_with_where_it_is_looked_for(write: W
 )
 def test_what_a_module_itself_misses_is_not_taken_for_the_module(write: Write, module: str, missing: str) -> None:
     write(module, f"import {missing}\n\ndef make():\n    return 1\n")
-    with pytest.raises(ModuleNotFoundError, match=f"No module named '{missing}'"):
+    with pytest.raises(UserCodeFailed, match=f"importing {module} failed: ModuleNotFoundError: No module named '{missing}'"):
         call_entry(f"{module}:make", {}, "model.entry")
 
 
@@ -74,18 +74,32 @@ def test_a_module_without_a_callable(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "message"),
+    ("text", "first_line", "last_frame"),
     [
-        ("raise ValueError('at import')", ValueError, "at import"),
-        ("def make():\n    raise KeyError('inside')", KeyError, "inside"),
-        ("def make(a):\n    pass", TypeError, "missing 1 required"),
-        ("def make(:", SyntaxError, "invalid syntax"),
+        ("raise ValueError('at import')", "importing mine_e failed: ValueError: at import", "raise ValueError('at import')"),
+        ("def make():\n    raise KeyError('in it')", "mine_e:make failed: KeyError: 'in it'", "raise KeyError('in it')"),
+        ("def make(a):\n    pass", r"mine_e:make failed: TypeError: make() missing 1 required", ""),
+        ("def make(:", "importing mine_e failed: SyntaxError: invalid syntax", "def make(:"),
     ],
+    ids=["import", "call", "arguments", "syntax"],
 )
-def test_what_the_code_raises_is_its_own(write: Write, text: str, kind: type[Exception], message: str) -> None:
+def test_what_the_code_raises_is_told_in_a_line_and_with_its_own_frames(
+    write: Write, text: str, first_line: str, last_frame: str
+) -> None:
     write("mine_e", text)
-    with pytest.raises(kind, match=message):
+    with pytest.raises(UserCodeFailed) as caught:
         call_entry("mine_e:make", {}, "model.entry")
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith(f"model.entry: {first_line}")
+    assert last_frame in "\n".join(rest)
+    assert "dtrain/engine" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_what_is_no_error_of_the_code_is_let_through(write: Write) -> None:
+    write("mine_f", "def make():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        call_entry("mine_f:make", {}, "model.entry")
 
 
 def test_folders_are_searched_in_their_order_and_added_once(

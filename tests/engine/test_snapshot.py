@@ -24,7 +24,7 @@ from torch import nn
 
 from dtrain.engine.copier import HostMover, Item
 from dtrain.engine.snapshot import Cadence, Pace
-from dtrain.engine.state import StateError, infos, tensor_bytes
+from dtrain.engine.state import StateError, TrainState, infos, tensor_bytes
 from dtrain.specs.models import Sgd
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import SLOTS, MemoryDir
@@ -190,18 +190,55 @@ def test_two_hundred_paced_copies_are_their_own_step(memory: MemoryDir, ranks: M
     assert under_way > 200, "the copies did last into the windows"
 
 
-def test_what_is_not_finished_before_the_update_would_be_seen(memory: MemoryDir, ranks: MakeRanks) -> None:
-    """The counter-test of the one above: without the wait the next update is in the copy."""
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_copy_that_runs_into_the_next_update_is_refused(memory: MemoryDir, ranks: MakeRanks, world: int) -> None:
+    """The counter-test of the one above: without the wait before the update the copy is a mix, and says so."""
+    state = state_of(Plain())
+    job = ranks(state, world)
+    job.store(1)
+    expected = content(state)
+    movers = [GatedMover() for _ in job.members]
+    for member, mover in zip(job.members, movers, strict=True):
+        member.copier.mover = mover
+    job.take(2)
+    update(state, 2)
+    for member, mover in zip(job.members, movers, strict=True):
+        mover.gate.set()
+        with pytest.raises(StateError, match="was changed during a forward or backward pass"):
+            member.finish()
+    assert set(memory.whole()) == {Version(1, 1)}
+    assert state_part(stored(memory, 1)) == expected
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_a_parameter_that_a_pass_changes_is_refused_by_name(memory: MemoryDir, ranks: MakeRanks, how: str) -> None:
     state = state_of(Plain())
     job = ranks(state)
-    mover = GatedMover()
-    job.members[0].copier.mover = mover
-    expected = content(state)
     job.take(1)
-    update(state, 1)
-    mover.gate.set()
-    job.finish()
-    assert state_part(stored(memory, 1)) != expected
+    with torch.no_grad():
+        if how == "in place":
+            state.model.outer.weight.mul_(0.5)
+        else:
+            state.model.outer.weight.data = state.model.outer.weight * 0.5
+    with pytest.raises(StateError, match=r"^model\.outer\.weight was changed during"):
+        job.finish()
+    assert memory.whole() == {}
+
+
+def test_moving_parameters_are_copied_at_the_boundary_by_rank_0(memory: MemoryDir, ranks: MakeRanks) -> None:
+    """What the forward pass itself changes, like the teacher of a model that teaches itself."""
+    plain = state_of(Plain())
+    state = TrainState(plain.model, plain.optimizer, frozenset({"model.outer.weight"}))
+    job = ranks(state, 2)
+    assert "model.outer.weight" not in {piece.tensor.name for member in job.members for piece in member.pieces}
+    for step in (1, 2, 3):
+        expected, digest = content(state), state.digest()
+        job.take(step)
+        with torch.no_grad():
+            state.model.outer.weight.mul_(0.5)
+        job.finish()
+        assert state_part(stored(memory, step)) == expected
+        assert digest_of(open_candidate(in_memory(memory, step))) == digest
 
 
 def test_generators_and_buffers_are_those_of_the_boundary(memory: MemoryDir, ranks: MakeRanks) -> None:
@@ -235,9 +272,23 @@ def test_a_buffer_that_changes_its_shape_is_refused(memory: MemoryDir, ranks: Ma
     state = state_of(Odd())
     job = ranks(state)
     job.store(1)
-    state.model.unsaved = torch.zeros(2)
-    with pytest.raises(StateError, match="unsaved"):
-        job.store(2)
+    for other in (torch.zeros(2), torch.zeros(5), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1)):
+        state.model.unsaved = other
+        with pytest.raises(StateError, match=r"model\.unsaved was F32 \[3\] and is "):
+            job.take(2)
+    assert set(memory.whole()) == {Version(1, 1)}
+
+
+def test_a_buffer_that_comes_or_goes_is_refused(memory: MemoryDir, ranks: MakeRanks) -> None:
+    state = state_of(Odd())
+    job = ranks(state)
+    state.model.register_buffer("zz", torch.zeros(2))
+    with pytest.raises(StateError):
+        job.take(1)
+    del state.model.zz, state.model.unsaved
+    with pytest.raises(StateError):
+        job.take(1)
+    assert memory.whole() == {}
 
 
 def test_finish_raises_what_the_copy_raised_and_the_older_step_stays(memory: MemoryDir, ranks: MakeRanks) -> None:
@@ -413,6 +464,19 @@ def test_what_the_drainer_still_carries_is_not_dropped(memory: MemoryDir, ranks:
     ranks(state, attempt=2, restored=Version(1, 3))
     assert set(memory.whole()) == {Version(1, 1), Version(1, 3)}
     assert stored(memory, 1) == expected
+
+
+def test_slots_of_another_world_go_when_this_one_has_its_first_snapshot(memory: MemoryDir, ranks: MakeRanks) -> None:
+    state = state_of(Plain())
+    ranks(state, 3).store(4)
+    job = ranks(state, 2, attempt=2, restored=Version(1, 4))
+    job.take(5)
+    for member in job.members:
+        member.finish()
+    assert Version(1, 4) in memory.whole(), "until every rank has the new one"
+    job.finish()
+    assert set(memory.whole()) == {Version(2, 5)}
+    assert not [path.name for path in memory.path.iterdir() if "-of-00003" in path.name]
 
 
 def test_a_slot_of_another_layout_is_made_anew(memory: MemoryDir, ranks: MakeRanks) -> None:

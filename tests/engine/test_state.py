@@ -19,6 +19,7 @@ from dtrain.engine.state import (
     TrainState,
     infos,
     random_states,
+    same_bytes,
     seed_everything,
     set_random_state,
     tag_of,
@@ -57,6 +58,36 @@ def test_the_tensors_are_the_live_ones() -> None:
     for name, parameter in state.model.named_parameters():
         assert state.constant()[f"model.{name}"].data_ptr() == parameter.data_ptr()
     assert state.changing()["model.count"] is state.model.count
+
+
+def test_moving_parameters_change_places_but_not_the_digest() -> None:
+    """What the forward pass changes itself is no constant, whatever it is registered as."""
+    plain = state_of(Plain())
+    state = TrainState(plain.model, plain.optimizer, frozenset({"model.inner.weight"}))
+    assert set(plain.constant()) - set(state.constant()) == {"model.inner.weight"}
+    assert set(state.changing()) - set(plain.changing()) == {"model.inner.weight"}
+    assert state.digest() == plain.digest()
+    assert content(state) == content(plain)
+
+
+def test_every_constant_tensor_is_found_where_it_is_said_to_be() -> None:
+    state = state_of(Odd())
+    update(state, 1)
+    places = state.places()
+    for name, tensor in state.constant().items():
+        parameter, key = places[name]
+        found = parameter if key is None else state.optimizer.state[parameter][key]
+        assert found.data_ptr() == tensor.data_ptr()
+        assert found.shape == tensor.shape
+
+
+def test_same_bytes_compares_bits() -> None:
+    nan, zero = torch.tensor([float("nan")]), torch.zeros(1)
+    assert same_bytes(nan, nan.clone())
+    assert same_bytes(torch.zeros(2, 3).t(), torch.zeros(3, 2))
+    assert not same_bytes(zero, -zero)
+    assert not same_bytes(zero, torch.zeros(1, dtype=torch.int32))
+    assert not same_bytes(zero, torch.zeros(1, 1))
 
 
 def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:

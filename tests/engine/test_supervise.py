@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import pytest
 
 from dtrain.engine import supervise
 from dtrain.engine.supervise import Hang, Supervisor
-from dtrain.tiers.heartbeat import DONE_STEP
+from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, start_of
 from dtrain.tiers.memory import MemoryDir
 
 Victim = subprocess.Popen[bytes]
@@ -40,21 +39,25 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process.stdout.close()
 
 
+def counter_of(process: Victim, memory: MemoryDir, rank: int) -> Heartbeat:
+    """A rank's counter as that process would have made it."""
+    counter = Heartbeat(memory, rank)
+    counter._pid, counter._started = process.pid, start_of(process.pid) or 0
+    return counter
+
+
 class Watched:
     """Ranks whose counters a test raises, seen at times that it chooses."""
 
     def __init__(self, memory: MemoryDir, start: Start, world: int, timeout_s: float = TIMEOUT) -> None:
-        self.memory = memory
+        self.memory, self.now = memory, 1000.0
         self.ranks = [start() for _ in range(world)]
-        self.counts = [0] * world
+        self.counters = [counter_of(process, memory, rank) for rank, process in enumerate(self.ranks)]
         self.supervisor = Supervisor(memory, timeout_s)
-        self.now = 1000.0
 
     def beat(self, *ranks: int, step: int = 3) -> None:
         for rank in ranks:
-            self.counts[rank] += 1
-            data = struct.pack("<QQQ", self.ranks[rank].pid, self.counts[rank], step)
-            self.memory.heartbeat(rank).write_bytes(data)
+            self.counters[rank].beat(step)
 
     def look(self, seconds: float) -> list[Hang]:
         self.now += seconds
@@ -92,11 +95,14 @@ def test_the_stack_is_asked_for_before_the_end(memory: MemoryDir, monkeypatch: p
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        memory.heartbeat(0).write_bytes(struct.pack("<QQQ", process.pid, 1, 2))
+        counter_of(process, memory, 0).beat(2)
         supervisor = Supervisor(memory, TIMEOUT)
         supervisor._look(0.0)
         supervisor._look(1.5)
-        assert process.wait(5) == -signal.SIGKILL
+        try:
+            assert process.wait(5) == -signal.SIGKILL
+        finally:
+            process.kill()
         assert process.stdout.read() == b"stack\n"
 
 
@@ -154,17 +160,34 @@ def test_long_passes_earn_patience(watch: Watch) -> None:
     assert [hang.rank for hang in job.look(1.0)] == [0]
 
 
-def test_start_up_is_no_silence_and_no_pass(watch: Watch) -> None:
-    """Before the first step a rank builds, loads and compiles; how long that took says nothing of a pass."""
+def test_what_came_before_the_first_pass_says_nothing_of_a_pass(watch: Watch) -> None:
+    """Joining, building and compiling take long; the first warm-up pass ends that."""
     job = watch(2)
+    job.look(0)
+    assert job.look(500) == []
     job.beat(0, 1, step=0)
     assert job.look(500) == []
-    assert job.look(500) == []
+    job.beat(0, 1, step=0)
+    job.look(0.3)
     job.beat(0, 1, step=1)
     job.look(0.1)
     job.beat(0, step=1)
     job.look(0.1)
-    assert [hang.rank for hang in job.look(1.5)] == [1]
+    assert job.look(2.5) == [], "ten times the warm-up pass"
+    assert [hang.rank for hang in job.look(1.0)] == [1]
+
+
+def test_loading_a_checkpoint_says_nothing_of_a_pass(watch: Watch) -> None:
+    """Between the last warm-up pass and step 1 a rank loads its state and lays out its slots."""
+    job = watch(1)
+    for _ in range(3):
+        job.beat(0, step=0)
+        job.look(0.05)
+    job.look(60)
+    for _ in range(3):
+        job.beat(0, step=1)
+        job.look(0.05)
+    assert [hang.rank for hang in job.look(2)] == [0]
 
 
 def test_nobody_is_ended_while_one_still_starts(watch: Watch) -> None:
@@ -189,9 +212,10 @@ def test_nothing_is_known_of_a_new_process_of_the_same_rank(watch: Watch, start:
     job = watch(1)
     job.beat(0)
     job.look(0)
-    job.ranks.append(start())
-    job.ranks[0], job.ranks[1] = job.ranks[1], job.ranks[0]
-    job.counts[0] = 0
+    job.beat(0)
+    job.look(50)
+    job.ranks.insert(0, start())
+    job.counters[0] = counter_of(job.ranks[0], job.memory, 0)
     job.beat(0)
     assert job.look(5) == []
     assert [hang.rank for hang in job.look(1.5)] == [0]
@@ -210,13 +234,16 @@ def test_after_one_hang_the_watch_begins_anew(watch: Watch) -> None:
     assert job.ended() == [1]
 
 
-def test_a_rank_that_is_gone_already_is_no_trouble(watch: Watch) -> None:
-    job = watch(1)
-    job.beat(0)
+def test_a_rank_that_has_died_does_not_hang(watch: Watch) -> None:
+    """While the agent ends the others its counter stands still; the death is the fault, and its number may be reused."""
+    job = watch(2)
+    job.beat(0, 1)
     job.look(0)
     job.ranks[0].kill()
     job.ranks[0].wait()
-    assert len(job.look(2)) == 1
+    job.beat(1)
+    job.look(0.5)
+    assert job.look(2) == []
 
 
 def test_no_counters_no_watch(memory: MemoryDir) -> None:
