@@ -33,6 +33,9 @@ class Mover(Protocol):
     def start(self) -> None:
         """Called on the training thread after the update: what is copied from now on is that state."""
 
+    def in_rows(self, tensor: Tensor) -> Tensor:
+        """The tensor with its elements row by row: itself, or a copy made once for all its slices."""
+
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
 
@@ -43,10 +46,13 @@ class HostMover:
     def start(self) -> None:
         """Nothing to wait for: the update has returned."""
 
+    def in_rows(self, tensor: Tensor) -> Tensor:
+        """A copy only where the tensor lies otherwise (transposed, channels last)."""
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        """Copy by memmove; a tensor that does not lie row by row is brought into that form first."""
-        tensor = item.tensor if item.tensor.is_contiguous() else item.tensor.contiguous()
-        ctypes.memmove(target, tensor.data_ptr() + item.begin + position, nbytes)
+        """Copy by memmove."""
+        ctypes.memmove(target, item.tensor.data_ptr() + item.begin + position, nbytes)
 
 
 class CudaMover:
@@ -65,9 +71,14 @@ class CudaMover:
         self.updated.record()
         self.stream.wait_event(self.updated)
 
+    def in_rows(self, tensor: Tensor) -> Tensor:
+        """The bytes row by row, brought into that form on the side stream, after the update."""
+        with torch.cuda.stream(self.stream):
+            return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy one slice on the side stream and wait for it on this thread only."""
-        source = item.tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        source = item.tensor
         begin = item.begin + position
         buffer = (ctypes.c_uint8 * nbytes).from_address(target)
         with torch.cuda.stream(self.stream):
@@ -159,7 +170,8 @@ class Copier:
     def _copy(self, items: Sequence[Item]) -> None:
         digests = []
         half = len(items) // 2
-        for number, item in enumerate(items):
+        for number, given in enumerate(items):
+            item = given._replace(tensor=self.mover.in_rows(given.tensor))
             hasher = xxhash.xxh3_128()
             for position in range(0, item.nbytes, self.slice_bytes):
                 size = min(self.slice_bytes, item.nbytes - position)

@@ -34,7 +34,7 @@ def call_entry(entry: str, kwargs: Mapping[str, Any], key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise UserCodeFailed(told(error, f"{key}: importing {module_name} failed")) from error
         raise UserCodeError(
             f"{key}: no module {module_name!r}; it is looked for in the working directory, "

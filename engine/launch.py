@@ -11,7 +11,7 @@ from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.disk import DiskTier
 from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import clear_heartbeats, end_group, read_heartbeats
+from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
 from ..tiers.jsonfile import append_event, end_last_line, read_lines
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
@@ -64,6 +64,7 @@ class Launcher:
         self.attempt = 0
         self.started = time.monotonic()
         self.step_reached = 0
+        self.at_work: dict[int, int] = {}
 
     def drive(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
         """Train from the first usable candidate (none: from step 0) to the end."""
@@ -104,7 +105,7 @@ class Launcher:
     def _tell_fault(self, fault: Fault, budget: RestartBudget, *, restarting: bool) -> None:
         self._event(
             "fault",
-            step=self.step_reached,
+            step=self.at_work.get(fault.rank or 0, self.step_reached),
             rank=fault.rank,
             kind=fault.kind,
             detail=fault.detail,
@@ -129,7 +130,9 @@ class Launcher:
                 ended = run_workers(self.run, self.attempt, self.spec, job)
         finally:
             self.signals.take_back()
-            for beat in read_heartbeats(self.memory):
+            beats = read_heartbeats(self.memory)
+            self.at_work = {beat.rank: beat.step for beat in beats if beat.step < DONE_STEP}
+            for beat in beats:
                 end_group(beat)
             self.memory.settle()
         hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None

@@ -77,13 +77,14 @@ def assemble(spec: Spec, context: Context) -> Parts:
         rank=context.rank,
         world=context.world,
     )
+    optimizer = build_optimizer(model, spec.training.optimizer)
+    TrainState(model, optimizer).check_storable()
     wrapped = DistributedDataParallel(
         model,
         device_ids=[context.local_rank] if context.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=isinstance(spec.model, PythonModel),
     )
-    optimizer = build_optimizer(model, spec.training.optimizer)
     parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint())
     _check_same_data(parts, context)
     parts = replace(parts, moving=_warm_up(parts, context))
@@ -93,10 +94,12 @@ def assemble(spec: Spec, context: Context) -> Parts:
 
 def _check_same_data(parts: Parts, context: Context) -> None:
     """Raise DataError when another rank sees other data: its samples would not be the ones this rank leaves to it."""
-    mine = float(int(parts.fingerprint[:8], 16))
-    total, squares = context.sum_over_ranks([mine, mine * mine])
-    if total != mine * context.world or squares != mine * mine * context.world:
-        raise DataError("the ranks do not see the same data: is something writing to it?")
+    halves = [int(parts.fingerprint[start : start + 4], 16) for start in (0, 4)]
+    sums = context.sum_over_ranks([float(number) for half in halves for number in (half, half * half)])
+    for total, squares in zip(sums[::2], sums[1::2], strict=True):
+        # (sum x)^2 = n sum x^2 only if all x are equal; 16 bits each, so the sums are exact in float64.
+        if int(total) ** 2 != context.world * int(squares):
+            raise DataError("the ranks do not see the same data: is something writing to it?")
 
 
 def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
@@ -105,18 +108,30 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
     DDP regroups its gradient buckets after the first backward pass, and the grouping decides the order of summation
     in the ring. With the regrouping done before step 1 of every attempt, a resumed run sums as the unbroken one does.
     """
-    kept = {name: buffer.clone() for name, buffer in parts.model.named_buffers()}
+    model = parts.model
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if isinstance(parts.spec.model, PythonModel):
-        kept |= {name: parameter.detach().clone() for name, parameter in parts.model.named_parameters()}
+        kept |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        _stir(model)
+    versions = {name: parameter._version for name, parameter in model.named_parameters()}
     for _ in range(2):  # the second forward pass is where the buckets are regrouped
         parts.loss(parts.batch(0, 0, context), context).backward()
         context.beat()
     parts.optimizer.zero_grad(set_to_none=True)
-    return _put_back(parts.model, kept)
+    moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}
+    return frozenset(f"model.{name}" for name in moved | _put_back(model, kept))
 
 
-def _put_back(model: nn.Module, kept: dict[str, Tensor]) -> frozenset[str]:
-    """Undo what the passes did to buffers and parameters; returns the names of the parameters among them."""
+def _stir(model: nn.Module) -> None:
+    """Change every trained weight a little, so that a teacher which begins as their copy is seen to follow them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.is_floating_point():
+                parameter.mul_(1.001).add_(1e-4)
+
+
+def _put_back(model: nn.Module, kept: dict[str, Tensor]) -> set[str]:
+    """Undo what the passes did to buffers and parameters; returns the names of untrained parameters among them."""
     changed = set()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -129,6 +144,6 @@ def _put_back(model: nn.Module, kept: dict[str, Tensor]) -> frozenset[str]:
                     "after a forward pass; a tensor whose shape changes cannot be stored"
                 )
             tensor.copy_(before)
-            if isinstance(tensor, nn.Parameter):
-                changed.add(f"model.{name}")
-    return frozenset(changed)
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                changed.add(name)
+    return changed

@@ -16,7 +16,7 @@ from ..planners.shards import TensorInfo
 from ..specs.dtypes import DTYPE_BYTES
 from ..tiers.jsonfile import Unreadable
 from ..tiers.recovery import Candidate, Content, Opened, contents, open_candidate
-from .state import StateError, TrainState, infos, set_random_state, unexpected
+from .state import StateError, TrainState, infos, set_random_state, tag_of, unexpected
 
 MAX_SHOWN = 12
 
@@ -93,7 +93,7 @@ def _load(state: TrainState, opened: Opened, rank: int) -> bool:
 def _put(target: Tensor, content: Content) -> int:
     """Write rows into a live tensor; returns the bytes. Nothing is written where the dtype differs."""
     width = math.prod(content.global_shape[1:]) * DTYPE_BYTES[content.dtype]
-    if target.element_size() != DTYPE_BYTES[content.dtype]:
+    if tag_of(target, content.name) != content.dtype:
         return 0
     size = len(content.data)
     if size == 0:

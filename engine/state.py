@@ -66,6 +66,12 @@ class TrainState:
         moving = {name: tensor for name, tensor in named.items() if name in self.moving}
         return moving | {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
 
+    def check_storable(self) -> None:
+        """Raise StateError for a tensor that a checkpoint could not bring back."""
+        for name, tensor in (self.constant() | self.changing()).items():
+            if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+                raise StateError(f"{name} is an expanded tensor, its elements share memory; clone() it in the model")
+
     def ties(self) -> dict[str, str]:
         """Further names of shared parameters → the name they are stored under."""
         first: dict[int, str] = {}

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ..tiers.heartbeat import DONE_STEP, Beat, read_heartbeats
+from ..tiers.heartbeat import DONE_STEP, Beat, is_alive, read_heartbeats
 from ..tiers.memory import MemoryDir
 from .ticker import Ticker
 
@@ -68,7 +68,8 @@ class Supervisor:
             if seen is None or seen.beat.pid != beat.pid:
                 self._seen[beat.rank] = _Seen(beat, now)
             elif seen.beat.count != beat.count:
-                if seen.beat.count > 0:  # warm-up passes teach how long a pass takes; what came before them does not
+                # From warm-up to warm-up pass, or from step to step: loading lies between the two and teaches nothing.
+                if seen.beat.count > 0 and (seen.beat.step > 0) == (beat.step > 0):
                     seen.longest = max(seen.longest, now - seen.changed)
                 seen.beat, seen.changed = beat, now
         behind = self._behind()
@@ -78,8 +79,8 @@ class Supervisor:
     def _behind(self) -> _Seen | None:
         """The rank that the others wait for: the one with the lowest counter. A rank in its first pass has time."""
         at_work = [seen for seen in self._seen.values() if 0 < seen.beat.step < DONE_STEP]
-        if len(at_work) < len(self._seen):
-            return None
+        if len(at_work) < len(self._seen) or any(not is_alive(seen.beat) for seen in at_work):
+            return None  # somebody still starts, or has died: then the agent acts
         return min(at_work, key=lambda seen: (seen.beat.count, seen.changed), default=None)
 
     def _end(self, seen: _Seen, now: float) -> None:

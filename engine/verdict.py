@@ -12,7 +12,15 @@ from .agent import Ended
 from .job import WorkerError, read_error
 from .supervise import Hang
 
-CONSEQUENCES = ("connection", "gloo", "nccl", "socket", "peer", "broken pipe", "reset")
+CONSEQUENCES = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "tcpstore",
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,13 @@ def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], w
     if causes and causes[0].final:
         return _from_error(causes[0])
     silent = {rank: code for rank, code in ended.exit_codes.items() if all(e.rank != rank for e in errors)}
-    return _killed(silent) or _raised(causes) or _left(ended, silent, errors, world)
+    told_to_end = {rank: code for rank, code in silent.items() if code == -signal.SIGTERM}
+    killed = {rank: code for rank, code in silent.items() if rank not in told_to_end}
+    return _killed(killed) or _raised(causes) or _killed(told_to_end) or _left(ended, silent, errors, world)
 
 
 def _killed(silent: dict[int, int]) -> Fault | None:
-    """A rank that a signal ended before it could say anything."""
+    """A rank that a signal ended before it could say anything; SIGTERM may be the agent's, after another's fault."""
     rank = next((rank for rank, code in sorted(silent.items()) if code < 0), None)
     if rank is None:
         return None
@@ -95,9 +105,9 @@ def _from_error(error: WorkerError) -> Fault:
 
 
 def _is_consequence(error: WorkerError) -> bool:
-    text = f"{error.kind} {error.message}".lower()
-    return error.kind in ("RuntimeError", "DistBackendError", "DistNetworkError") and any(
-        word in text for word in CONSEQUENCES
+    text = error.message.lower()
+    return error.kind in ("DistBackendError", "DistNetworkError") or (
+        error.kind == "RuntimeError" and any(word in text for word in CONSEQUENCES)
     )
 
 

@@ -79,6 +79,15 @@ def start_of(pid: int) -> int | None:
         return None
 
 
+def is_alive(beat: Beat) -> bool:
+    """Tell whether the process that wrote the counter still runs (a zombie does not)."""
+    try:
+        fields = Path(f"/proc/{beat.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" and int(fields[19]) == beat.started
+
+
 def end_group(beat: Beat) -> None:
     """Kill what is left of a worker's process group (each worker leads its own).
 

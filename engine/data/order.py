@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 6
+GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
 Indices = NDArray[np.uint64]
 
 
@@ -21,14 +22,18 @@ def _mix(x: Indices) -> Indices:
     return x ^ (x >> np.uint64(31))
 
 
+def _word(number: int) -> Indices:
+    return np.array([number % 2**64], dtype=np.uint64)
+
+
 def permute(indices: Indices, size: int, seed: int, epoch: int) -> Indices:
     """Where each index of 0..size-1 goes in this epoch; a bijection on 0..size-1."""
     if size < 1:
         raise ValueError(f"cannot order {size} samples")
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
-    start = np.array([(seed * 0x9E3779B97F4A7C15 + epoch) % 2**64], dtype=np.uint64)
-    keys = [_mix(start + np.uint64(number + 1)) for number in range(ROUNDS)]
+    base = _mix(_mix(_word(seed + GOLDEN)) + _word(epoch))
+    keys = [_mix(base + _word(GOLDEN * (number + 1))) for number in range(ROUNDS)]
     result = indices.astype(np.uint64)
     outside = np.ones(len(result), dtype=bool)
     while outside.any():

@@ -32,7 +32,7 @@ class TextData:
             raise DataError(f"dataset.path {path!r}: no files in it")
         self.parts = list(_parts(files))
         self.ends = np.cumsum([len(part) for part in self.parts])
-        self.tokens = int(self.ends[-1])
+        self.tokens = sum(len(part) for part in self.parts)
         self.seq_len = seq_len
         self.path = path
         if self.tokens < seq_len + 1:
@@ -78,9 +78,13 @@ def text_files(path: str) -> Iterator[Path]:
     if root.is_file():
         yield root
     elif root.is_dir():
-        yield from sorted(file for file in root.rglob("*") if file.is_file() and not file.name.startswith("."))
+        yield from sorted(file for file in root.rglob("*") if file.is_file() and not _is_hidden(file, root))
     else:
         raise DataError(f"dataset.path {path!r}: no such file or folder (relative paths: from {Path.cwd()})")
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)
 
 
 def _parts(files: list[Path]) -> Iterator[NDArray[np.uint8]]:

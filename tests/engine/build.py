@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,8 +194,6 @@ class GatedMover(HostMover):
     """Moves nothing before it is let through."""
 
     def __init__(self) -> None:
-        import threading
-
         self.gate = threading.Event()
         self.moved: list[int] = []
 

@@ -56,7 +56,9 @@ def test_a_module_that_is_not_there_is_told_with_where_it_is_looked_for(write: W
 )
 def test_what_a_module_itself_misses_is_not_taken_for_the_module(write: Write, module: str, missing: str) -> None:
     write(module, f"import {missing}\n\ndef make():\n    return 1\n")
-    with pytest.raises(UserCodeFailed, match=f"importing {module} failed: ModuleNotFoundError: No module named '{missing}'"):
+    with pytest.raises(
+        UserCodeFailed, match=f"importing {module} failed: ModuleNotFoundError: No module named '{missing}'"
+    ):
         call_entry(f"{module}:make", {}, "model.entry")
 
 
@@ -76,8 +78,16 @@ def test_a_module_without_a_callable(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "first_line", "last_frame"),
     [
-        ("raise ValueError('at import')", "importing mine_e failed: ValueError: at import", "raise ValueError('at import')"),
-        ("def make():\n    raise KeyError('in it')", "mine_e:make failed: KeyError: 'in it'", "raise KeyError('in it')"),
+        (
+            "raise ValueError('at import')",
+            "importing mine_e failed: ValueError: at import",
+            "raise ValueError('at import')",
+        ),
+        (
+            "def make():\n    raise KeyError('in it')",
+            "mine_e:make failed: KeyError: 'in it'",
+            "raise KeyError('in it')",
+        ),
         ("def make(a):\n    pass", r"mine_e:make failed: TypeError: make() missing 1 required", ""),
         ("def make(:", "importing mine_e failed: SyntaxError: invalid syntax", "def make(:"),
     ],

@@ -127,5 +127,7 @@ def test_models_are_built_from_their_block() -> None:
 
 
 def test_an_entry_that_makes_no_module_is_refused() -> None:
-    with pytest.raises(UserCodeError, match="tests.engine.build:points returned points, it must return an nn.Module"):
+    with pytest.raises(
+        UserCodeError, match=r"tests\.engine\.build:points returned points, it must return an nn.Module"
+    ):
         build_model(PythonModel(type="python", entry="tests.engine.build:points"))

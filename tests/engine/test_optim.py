@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def test_curves_go_down_to_the_ratio_and_never_below(name: Any, ratio: float) ->
     rates = [learning_rate(step, 3e-4, spec, 100) for step in range(7, 120)]
     assert rates[0] == 3e-4
     assert rates[93] == 3e-4 * ratio
-    assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates))
     assert min(rates) >= 3e-4 * ratio - 1e-18
 
 

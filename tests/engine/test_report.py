@@ -1,16 +1,12 @@
-"""What rank 0 writes down, and what keeps the drainer alive."""
+"""What rank 0 writes down."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-import pytest
-
-from dtrain.engine import watch
 from dtrain.engine.report import Reporter
 from dtrain.engine.restore import Restored
-from dtrain.engine.watch import DrainerWatch
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate
@@ -40,7 +36,12 @@ def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
     assert {**committed, "time": 0} == {
         "event": "committed", "step": 3, "attempt": 2, "tier": "memory", "bytes": 4096, "seconds": 0.125, "time": 0,
     }  # fmt: skip
-    assert (restored["event"], restored["step"], restored["tier"], restored["state_digest"]) == ("restored", 3, "disk", "ab")
+    assert (restored["event"], restored["step"], restored["tier"], restored["state_digest"]) == (
+        "restored",
+        3,
+        "disk",
+        "ab",
+    )
     assert [skip["step"] for skip in restored["skipped"]] == [5, 4]
     assert (warning["event"], warning["step"], warning["detail"]) == ("warning", None, "x")
     assert abs(warning["time"] - time.time()) < 60
@@ -49,23 +50,3 @@ def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
 def test_the_other_ranks_are_silent(tmp_path: Path) -> None:
     said(RunDir(tmp_path), active=False)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_drainer_is_looked_after_during_an_attempt_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Drainer:
-        seen: list[int]
-
-        def check(self, attempt: int) -> None:
-            self.seen.append(attempt)
-
-    monkeypatch.setattr(watch, "POLL_S", 0.005)
-    drainer = Drainer()
-    drainer.seen = []
-    with DrainerWatch(drainer, 4):  # type: ignore[arg-type]
-        deadline = time.monotonic() + 5
-        while len(drainer.seen) < 3 and time.monotonic() < deadline:
-            time.sleep(0.005)
-    count = len(drainer.seen)
-    time.sleep(0.03)
-    assert count == len(drainer.seen) >= 3
-    assert set(drainer.seen) == {4}

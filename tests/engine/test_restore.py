@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.build import (
+    RUN_ID,
     Odd,
     Plain,
     Ranks,
@@ -189,22 +190,6 @@ def test_parameters_in_other_precisions_keep_them(memory: MemoryDir, ranks: Make
     assert again.constant()["optimizer.inner.weight.momentum_buffer"].dtype == frozen
 
 
-def test_an_expanded_buffer_comes_back(memory: MemoryDir, ranks: MakeRanks) -> None:
-    """Row 66: several elements in one place of memory."""
-
-    class Expanded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(2))
-            self.register_buffer("scale", torch.randn(3, 1).expand(3, 4))
-
-    state = state_of(Expanded())
-    ranks(state).store(1)
-    again = state_of(Expanded())
-    load(again, in_memory(memory, 1))
-    assert content(again) == content(state)
-
-
 def test_shared_weights_stay_shared(memory: MemoryDir, ranks: MakeRanks) -> None:
     state = state_of(Tied(True))
     ranks(state, 2).store(1)
@@ -212,6 +197,17 @@ def test_shared_weights_stay_shared(memory: MemoryDir, ranks: MakeRanks) -> None
     load(again, in_memory(memory, 1))
     assert again.model.head.weight is again.model.embedding.weight
     assert torch.equal(again.model.head.weight, state.model.head.weight)
+
+
+def test_parameters_that_move_come_back_as_the_rest(memory: MemoryDir, ranks: MakeRanks) -> None:
+    """Whether a parameter counted as moving is not told in the checkpoint, and need not be."""
+    plain = state_of(Plain())
+    moving = frozenset({"model.inner.weight", "model.norm.bias"})
+    ranks(TrainState(plain.model, plain.optimizer, moving), 3).store(1)
+    for live in (moving, frozenset[str]()):
+        again = fresh(Plain)
+        load(TrainState(again.model, again.optimizer, live), in_memory(memory, 1))
+        assert content(again) == content(plain)
 
 
 def test_another_world_reads_the_same_state(memory: MemoryDir, ranks: MakeRanks) -> None:
@@ -230,7 +226,7 @@ def test_the_disk_gives_what_memory_held(memory: MemoryDir, ranks: MakeRanks, tm
     state = state_of(Odd())
     update(state, 1)
     ranks(state, 3).store(7)
-    disk = DiskTier(tmp_path / "checkpoints")
+    disk = DiskTier(tmp_path / "checkpoints", RUN_ID)
     disk.write(memory, memory.whole()[Version(1, 7)])
     memory.remove()
     (candidate,) = find(memory, disk)[0]

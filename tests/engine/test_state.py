@@ -93,7 +93,7 @@ def test_same_bytes_compares_bits() -> None:
 def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:
     state = state_of(Plain())
     state.optimizer.state[state.model.inner.weight]["history"] = [1, 2]
-    with pytest.raises(StateError, match="keeps a list as 'history' of inner.weight"):
+    with pytest.raises(StateError, match=r"keeps a list as 'history' of inner\.weight"):
         state.constant()
 
 

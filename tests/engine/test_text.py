@@ -1,6 +1,5 @@
 """Text as samples: files, folders, the standard library, mapped parts."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +45,7 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path: P
     (root / "01").mkdir()
     (root / "01" / "below.txt").write_bytes(b"between ")
     (root / ".hidden").write_bytes(b"not this")
-    os.symlink(root / "gone", root / "broken")
+    (root / "broken").symlink_to(root / "gone")
     assert [file.name for file in text_files(str(root))] == ["00.txt", "below.txt", "01.txt"]
     assert joined(TextData(str(root), 1)) == b"first between second "
 

@@ -86,7 +86,7 @@ def test_an_exception_is_the_cause_when_the_others_were_told_to_end(run: RunDir)
     "message", ["cannot reset the optimizer", "peer review needed", "bad connection matrix", "no socket in this model"]
 )
 def test_a_persons_own_runtime_error_is_no_consequence(run: RunDir, message: str) -> None:
-    fault = judge(run, {0: 70, 1: -15, 2: -15}, {0: RuntimeError(message)})
+    fault = judge(run, {0: 70, 1: 70, 2: 70}, {1: CLOSED, 2: RESET, 0: RuntimeError(message)})
     assert (fault.rank, fault.kind, fault.detail) == (0, "exception", f"rank 0: RuntimeError: {message}")
 
 
