@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..specs.codes import Code
+from .refusal import stop_at_once
 
 app = typer.Typer(
     name="dtrain",
@@ -71,6 +72,7 @@ def run(
     """Train from the first step."""
     from .run import run as work
 
+    stop_at_once()
     wanted = [f"cluster.nodes={nodes}"] if nodes > 1 else []
     wanted += [f"cluster.rendezvous={rendezvous}"] if rendezvous != "auto" else []
     if node_rank >= nodes:
@@ -94,6 +96,7 @@ def resume(
     """Continue a run from a checkpoint; never starts from scratch."""
     from .resume import resume as work
 
+    stop_at_once()
     raise typer.Exit(work(arguments or [], start, as_json))
 
 

@@ -19,10 +19,10 @@ from ..tiers.jsonfile import Unreadable, read, read_lines
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
-from ..tiers.recovery import Candidate, find
+from ..tiers.recovery import Candidate, digest_of, find, open_candidate
 from .refusal import Refused, guarded
 from .run import check_supported
-from .train import Start, absolute, identity, locked, talk, train
+from .train import Start, absolute, conclude, identity, locked, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
@@ -43,8 +43,15 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
         found, rejected = _what_is_there(run, spec, info, console)
         finished = _finished_at(run)
         chosen = _choose(found, rejected, start, run, finished)
-        if chosen is None or (start == "latest" and chosen[0].version.step == spec.max_steps):
-            return _complete(chosen[0].version.step if chosen else finished, run, console, as_json)
+        if chosen is None:
+            return _complete(finished, run, console, as_json)
+        if start == "latest" and chosen[0].version.step == spec.max_steps:
+            if chosen[0].tier == "disk" and finished == spec.max_steps:
+                return _complete(finished, run, console, as_json)
+            digest, chosen, damaged = _last_state(chosen, spec.max_steps)
+            if digest is not None:
+                return conclude(run, spec, info, chosen[0], digest, console, as_json)
+            rejected = [*rejected, *damaged]
         if chosen[0].version.step >= spec.max_steps:
             raise Refused(
                 Code.BAD_SPEC,
@@ -52,6 +59,20 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
                 "give a larger max_steps or an earlier checkpoint (--from STEP)",
             )
         return train(run, spec, info, _start(chosen, rejected), console, as_json)
+
+
+def _last_state(chosen: list[Candidate], last_step: int) -> tuple[str | None, list[Candidate], list[Rejected]]:
+    """The digest of the last step's state, if one of the candidates for it is whole; else what is older than it."""
+    damaged: list[Rejected] = []
+    while chosen and chosen[0].version.step == last_step:
+        try:
+            return digest_of(open_candidate(chosen[0])), chosen, damaged
+        except Unreadable as error:
+            damaged.append(Rejected(Path(chosen[0].folder), chosen[0].version, str(error)))
+            chosen = chosen[1:]
+    if not chosen:
+        raise Refused(Code.DAMAGED, "\n".join(["no checkpoint can be read whole", *(f"  {r.reason}" for r in damaged)]))
+    return None, chosen, damaged
 
 
 def _complete(step: int | None, run: RunDir, console: Console, as_json: bool) -> Code:
@@ -63,9 +84,16 @@ def _complete(step: int | None, run: RunDir, console: Console, as_json: bool) ->
     return Code.DONE
 
 
+def _is_there(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except OSError:
+        return False  # longer than a path can be
+
+
 def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
     """From the command's words: the run's folder and the spec to go on with."""
-    overrides = [word for word in arguments if "=" in word and not Path(word).exists()]
+    overrides = [word for word in arguments if "=" in word and not _is_there(word)]
     targets = [word for word in arguments if word not in overrides]
     if len(targets) > 1:
         raise Refused(Code.USAGE, f"one run at a time, not {' and '.join(targets)}; changes are written key=value")
@@ -73,7 +101,10 @@ def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
     if target.is_dir():
         run = RunDir(target.absolute())
         if not run.spec.is_file():
-            raise Refused(Code.DAMAGED, f"{target} is not the folder of a run: there is no {run.spec.name} in it")
+            raise Refused(
+                Code.DAMAGED,
+                f"{target} is not the folder of a run: it has no {run.spec.name}; a run begins with dtrain run SPEC",
+            )
         return run, absolute(load_spec(run.spec, overrides)), target
     spec = absolute(load_spec(target, overrides))
     run = RunDir(Path(spec.output_dir).absolute())
@@ -166,7 +197,7 @@ def _choose(
 
 def _nothing(found: list[Candidate], rejected: list[Rejected], start: str, run: RunDir) -> str:
     wanted = "" if start == "latest" else f" {start}"
-    lines = [f"nothing to resume from{wanted} in {run.root}; dtrain does not start from scratch under resume"]
+    lines = [f"nothing to resume from{wanted} in {run.root}; resume never starts from scratch: that is dtrain run SPEC"]
     lines += [f"  there is: step {c.version.step} ({c.tier})" for c in found]
     lines += [f"  not usable: step {r.version.step}: {r.reason}" for r in rejected]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..tiers.disk import DiskTier
 from ..tiers.jsonfile import append_event, dumps, read, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
+from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
 from ..tiers.recovery import Candidate
 from .refusal import Refused
 
@@ -85,12 +86,41 @@ def _stored_id(run: RunDir, spec: Spec) -> str | None:
 def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
     from ..engine.launch import Launcher
-    from ..engine.preflight import MissingResource, preflight
-    from ..tiers.memory import MemoryTierError, memory_dir, open_memory_dir
 
-    import_paths = tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
-    run_id = str(info["run_id"])
+    import_paths = _import_paths(spec, info)
     plan = _plan(spec, import_paths)
+    with _own_places(run, spec, plan, str(info["run_id"])) as memory:
+        replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
+        replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
+        append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
+        _announce(console, run, spec, plan, start)
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths)
+        return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
+
+
+def conclude(
+    run: RunDir, spec: Spec, info: Mapping[str, Any], newest: Candidate, digest: str, console: Console, as_json: bool
+) -> Code:
+    """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
+    from ..engine.launch import Launcher
+
+    plan = _plan(spec, _import_paths(spec, info))
+    with _own_places(run, spec, plan, str(info["run_id"])) as memory:
+        step = newest.version.step
+        console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), ())
+        return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
+
+
+def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
+
+
+@contextmanager
+def _own_places(run: RunDir, spec: Spec, plan: Plan, run_id: str) -> Iterator[MemoryDir]:
+    """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
+    from ..engine.preflight import MissingResource, preflight
+
     with _own_disk(run, spec, run_id):
         try:
             preflight(spec, plan, run, memory_dir(run))
@@ -98,12 +128,7 @@ def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, consol
         except (MissingResource, MemoryTierError) as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
         with FolderLock(memory.path, shared=True):
-            replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
-            replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
-            append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
-            _announce(console, run, spec, plan, start)
-            launcher = Launcher(run, spec, plan, memory, run_id, import_paths)
-            return _watch(run, spec, plan, launcher, start, console, as_json)
+            yield memory
 
 
 @contextmanager
@@ -128,7 +153,8 @@ def _own_disk(run: RunDir, spec: Spec, run_id: str) -> Iterator[None]:
         yield
 
 
-def _watch(run: RunDir, spec: Spec, plan: Plan, launcher: Any, start: Start, console: Console, as_json: bool) -> Code:
+def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], console: Console, as_json: bool) -> Code:
+    """Do the work while the view follows the run's files; then the summary."""
     from .summary import summary, to_json
     from .view import RunView
 
@@ -136,7 +162,7 @@ def _watch(run: RunDir, spec: Spec, plan: Plan, launcher: Any, start: Start, con
     view = RunView(console, run.root, spec.max_steps, described)
     view.start()
     try:
-        outcome: Outcome = launcher.drive(start.candidates, start.skipped)
+        outcome = work()
     finally:
         view.stop()
     told = {**vars(outcome), "code": int(outcome.code), "run_dir": str(run.root)}

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
+from .context import LAUNCHER
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 START_TIMEOUT_S = 60
@@ -72,18 +72,12 @@ class RankLogs(LogsSpecs):
 class StopSignals:
     """Turns stop signals into Interrupted while no agent runs. Use as a context manager."""
 
-    def __init__(self) -> None:
-        """Nothing is changed before it is entered."""
-        self._before: dict[signal.Signals, Any] = {}
-
     def __enter__(self) -> StopSignals:
-        self._before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         self.take_back()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self.ignore()  # the outcome is known: a late signal must not change the exit code
 
     def take_back(self) -> None:
         """Install the handlers (again): an agent leaves its own behind."""
@@ -116,11 +110,13 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
         signals_to_handle=",".join(number.name for number in STOP_SIGNALS),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
-    environment = {"DTRAIN_ATTEMPT": str(attempt), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")}
-    if not environment["OMP_NUM_THREADS"]:
-        cores = len(os.sched_getaffinity(0))
-        environment["OMP_NUM_THREADS"] = str(max(1, cores // spec.cluster.workers_per_node))
-    environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    threads = max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node)
+    environment = {
+        LAUNCHER: str(os.getpid()),
+        "DTRAIN_ATTEMPT": str(attempt),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
     with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
         try:
             elastic_launch(config, sys.executable)("-P", "-m", "dtrain.engine.worker", str(job))

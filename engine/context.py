@@ -21,14 +21,14 @@ from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
 
 PR_SET_PDEATHSIG = 1
+LAUNCHER = "DTRAIN_LAUNCHER"  # process id, told to the children
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the launcher dies."""
-    parent = os.getppid()
+    """Ask the kernel to kill this process when the launcher dies; leave at once if it is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or os.getppid() == 1:
+    if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
         os._exit(1)
 
 

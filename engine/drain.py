@@ -1,11 +1,13 @@
-"""The drainer's process, seen from the launcher."""
+"""The drainer's process, seen from the launcher: started, watched, started again, ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from ..tiers.drainer import DrainJob
@@ -13,27 +15,54 @@ from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
 
-MAX_STARTS = 5
+DEATHS_IN_A_ROW = 5
+PAUSE_S = 60.0  # after that many, before the next try
+POLL_S = 0.05
+
+
+class Pulse:
+    """How long a process with work to do has neither used the processor nor moved a byte."""
+
+    def __init__(self, pid: int) -> None:
+        """Watch from now on."""
+        self.pid = pid
+        self._last: tuple[str, ...] = ()
+        self._changed = time.monotonic()
+
+    def still_s(self, *, busy: bool) -> float:
+        """Seconds without a change of its counters (proc(5): stat, io); 0 while it has nothing to do."""
+        now = time.monotonic()
+        try:
+            ticks = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            moved = Path(f"/proc/{self.pid}/io").read_text()
+        except OSError:
+            return 0.0
+        if not busy or (*ticks, moved) != self._last:
+            self._last, self._changed = (*ticks, moved), now
+        return now - self._changed
 
 
 class DrainerProcess:
-    """Starts the drainer, starts it again when it dies, and ends it when all is carried to disk."""
+    """The drainer of this node; dead or stuck, it is started again, and training never waits for a dead one."""
 
-    def __init__(self, run: RunDir, job: DrainJob) -> None:
-        """Prepare; `start` starts it."""
-        self.run, self.job = run, job
+    def __init__(self, run: RunDir, job: DrainJob, patience_s: float) -> None:
+        """Prepare; `start` starts it. Without progress for `patience_s` while it has work it counts as stuck."""
+        self.run, self.job, self.patience_s = run, job, patience_s
+        self.memory = MemoryDir(Path(job.memory_dir))
         self.starts = 0
-        self.given_up = False
+        self.deaths = 0
+        self._paused_until: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._pulse: Pulse | None = None
 
     def start(self) -> None:
         """Start the process; it leaves by itself if we die."""
         self.starts += 1
-        path = Path(self.job.memory_dir) / "drainer.json"
+        self._paused_until = None
+        path = self.memory.path / "drainer.json"
         replace(path, self.job.to_bytes())
         self.run.logs.mkdir(parents=True, exist_ok=True)
-        log = self.run.logs / "drainer.log"
-        with log.open("ab") as output:
+        with (self.run.logs / "drainer.log").open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dtrain.tiers.drainer", str(path)],
                 stdin=subprocess.PIPE,
@@ -42,47 +71,81 @@ class DrainerProcess:
                 start_new_session=True,
                 env={**os.environ, "DTRAIN_ATTEMPT": str(self.starts)},
             )
+        self._pulse = Pulse(self._process.pid)
 
     @property
     def running(self) -> bool:
         """Tell whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
-    def check(self, attempt: int) -> None:
-        """Start it again if it died; after too many deaths it is left dead and that is said."""
-        if self.given_up:
-            for slot in MemoryDir(Path(self.job.memory_dir)).pending():
-                slot.drain_mark.unlink(missing_ok=True)  # or the workers would wait for a free slot for ever
-            return
-        if self._process is None or self._process.poll() is None:
-            return
-        code = self._process.returncode
-        self._process = None
-        again = self.starts < MAX_STARTS
-        detail = f"the drainer ended with {code}; " + (
-            "started again" if again else "given up, no more disk checkpoints"
-        )
-        append_event(self.run.events, "fault", None, attempt, rank=None, kind="drainer", detail=detail)
-        self.given_up = not again
-        if again:
+    def tend(self, attempt: int) -> None:
+        """Look after it; to be called a few times a second."""
+        if self.running:
+            self._end_if_stuck(attempt)
+            if not self.memory.pending():
+                self.deaths = 0
+        elif self._process is not None:
+            self._bury(attempt)
+        elif self._paused_until is not None:
+            self._release()
+            if time.monotonic() > self._paused_until:
+                self.start()
+
+    def _end_if_stuck(self, attempt: int) -> None:
+        assert self._process is not None
+        assert self._pulse is not None
+        still_s = self._pulse.still_s(busy=bool(self.memory.pending()))
+        if still_s > self.patience_s:
+            self._tell(attempt, f"the drainer stood still for {still_s:.1f} s with a checkpoint under way; ended")
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1)  # one that is stuck in the kernel stays for a while
+
+    def _bury(self, attempt: int) -> None:
+        assert self._process is not None
+        code, self._process = self._process.returncode, None
+        self.deaths += 1
+        if self.deaths < DEATHS_IN_A_ROW:
+            self._tell(attempt, f"the drainer ended with {_words(code)}; started again")
             self.start()
+            return
+        self._tell(
+            attempt,
+            f"the drainer ended with {_words(code)}, {self.deaths} times in a row: no disk checkpoints for "
+            f"{PAUSE_S:.0f} s, then another try; its log is {self.run.logs / 'drainer.log'}",
+        )
+        self._paused_until = time.monotonic() + PAUSE_S
+        self._release()
+
+    def _release(self) -> None:
+        """Nobody carries the pinned slots away now, so the workers may have them back."""
+        for slot in self.memory.pending():
+            slot.drain_mark.unlink(missing_ok=True)
+
+    def _tell(self, attempt: int, detail: str) -> None:
+        append_event(self.run.events, "fault", None, attempt, rank=None, kind="drainer", detail=detail)
 
     def stop(self, timeout_s: float) -> bool:
-        """Let it finish what is pinned; False when it did not end in time and was killed."""
+        """Let it finish what is pinned; False when it died, stood still or took too long, and was killed."""
         if self._process is None:
             return True
         process, self._process = self._process, None
         assert process.stdin is not None
+        assert self._pulse is not None
         with contextlib.suppress(OSError):
             process.stdin.write(b"stop\n")
             process.stdin.flush()
-        try:
-            process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        deadline = time.monotonic() + timeout_s
+        while process.poll() is None:
+            if time.monotonic() > deadline or self._pulse.still_s(busy=True) > self.patience_s:
+                process.kill()
+                break
+            time.sleep(POLL_S)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            process.stdin.close()
+            process.wait(timeout=1)
         return process.returncode == 0
+
+
+def _words(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -14,7 +14,7 @@ from ..tiers.drainer import DrainJob
 from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
 from ..tiers.jsonfile import append_event, end_last_line, read_lines
 from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir
+from ..tiers.memory import MemoryDir, open_memory_dir
 from ..tiers.recovery import Candidate, find
 from .agent import Ended, Interrupted, StopSignals, run_workers
 from .drain import DrainerProcess
@@ -27,6 +27,7 @@ from .verdict import Fault, RestartBudget, find_fault
 DRAIN_TIMEOUT_S = 3600.0
 INTERRUPT_DRAIN_S = 1.0
 DRAINER_POLL_S = 0.25
+DRAINER_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Launcher:
         self.disk = DiskTier(root, run_id) if root is not None else None
         keep = spec.disk_tier.keep if spec.disk_tier is not None else 0
         job = DrainJob(str(run.root), str(memory.path), str(root) if root is not None else None, keep, run_id)
-        self.drainer = DrainerProcess(run, job)
+        self.drainer = DrainerProcess(run, job, max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout))
         self.signals = StopSignals()
         self.attempt = 0
         self.started = time.monotonic()
@@ -117,13 +118,16 @@ class Launcher:
 
     def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> tuple[Ended, Fault | None]:
         """Run the workers once; what they leave behind is cleaned up before this returns."""
+        if not self.memory.path.is_dir():
+            open_memory_dir(self.run, self.run_id)
+            self._event("warning", detail=f"{self.memory.path} was removed by somebody; its snapshots are lost")
         clear_heartbeats(self.memory)
         job = Job(
             str(self.run.root), str(self.memory.path), self.run_id, self.attempt, self.import_paths,
             tuple(candidates), tuple(skipped),
         ).write()  # fmt: skip
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
-        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, lambda: self.drainer.check(self.attempt))
+        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, lambda: self.drainer.tend(self.attempt))
         supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
         try:
             with supervisor, watch:
@@ -153,9 +157,7 @@ class Launcher:
     def _wait_for_drain(self) -> None:
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while self.memory.pending() and time.monotonic() < deadline:
-            self.drainer.check(self.attempt)
-            if not self.drainer.running:
-                return
+            self.drainer.tend(self.attempt)
             time.sleep(0.05)
 
     def _made_progress(self) -> bool:
@@ -164,6 +166,17 @@ class Launcher:
         steps = [int(line["step"]) for line in read_lines(self.run.metrics) if line.get("attempt") == self.attempt]
         self.step_reached = max([before, *steps])
         return self.step_reached > before
+
+    def conclude(self, step: int, state_digest: str) -> Outcome:
+        """The last step is done, but the run never came to its end: see that the state is durable, and say so."""
+        with self.signals:
+            try:
+                self.attempt = self.run.last_attempt()
+                end_last_line(self.run.events)
+                self.drainer.start()
+                return self._ended(Result(step, state_digest, None, preempted=False))
+            finally:
+                self._clean_up()
 
     def _ended(self, result: Result) -> Outcome:
         """The workers left in good order: at the last step, or because they were told to stop."""
@@ -214,7 +227,8 @@ class Launcher:
 
     def _failed(self, fault: Fault, why: str) -> Outcome:
         self.signals.ignore()
-        self._carry_to_disk(DRAIN_TIMEOUT_S)
+        if self._carry_to_disk(DRAIN_TIMEOUT_S) is not None:
+            self.memory.remove()
         error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
         outcome = self._outcome("failed", fault.code, f"{fault.detail} ({why})")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
@@ -257,7 +271,10 @@ class Launcher:
         append_event(self.run.events, event, step, self.attempt, **details)
 
 
-_SPOKEN_FOR = {"NothingUsable", "StateError", "DataError", "UserCodeError", "UserCodeFailed", "TrainingDiverged"}
+# Errors of ours whose message says it all.
+_SPOKEN_FOR = {
+    "NothingUsable", "StateError", "DataError", "UserCodeError", "UserCodeFailed", "TrainingDiverged", "SlotError",
+}  # fmt: skip
 
 
 def _failed_after_all(ended: Ended) -> bool:

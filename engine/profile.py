@@ -24,7 +24,7 @@ from ..planners.shards import TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import pick_device
+from .context import LAUNCHER, die_with_parent, pick_device
 from .data.build import Batches, build_samples
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .models.build import build_model, compute_loss, to_device
@@ -63,6 +63,7 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, LAUNCHER: str(os.getpid())},
     )
     try:
         output, said = process.communicate(request)
@@ -141,6 +142,7 @@ def _copy_speed() -> float:
 
 def main() -> int:
     """Answer `count_apart`: a spec as JSON on standard input, the parameters as JSON on standard output."""
+    die_with_parent()
     request = json.loads(sys.stdin.read())
     add_import_paths(*request["import_paths"], str(Path.cwd()))
     try:

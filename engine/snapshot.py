@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +16,10 @@ from ..planners.shards import TensorInfo, divide
 from ..tiers import faults
 from ..tiers.digest import digest
 from ..tiers.layout import Version
-from ..tiers.memory import MemoryDir, Slot, SlotRecord
+from ..tiers.memory import MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard
 from .copier import Copier, HostMover, Item, Mover
+from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
 WAIT_S = 0.005
@@ -50,33 +49,6 @@ class Pace:
     forward_bytes: int
     backward_bytes: int
     slice_bytes: int
-
-
-class OpenSlot:
-    """A slot mapped into this process, every page touched."""
-
-    def __init__(self, slot: Slot, header: bytes, size: int) -> None:
-        """Make the file if it is not there in this form, and map it. Raises OSError when tmpfs is full."""
-        self.slot = slot
-        self.version: Version | None = None
-        descriptor = os.open(slot.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.fstat(descriptor).st_size != size or os.pread(descriptor, len(header), 0) != header:
-                slot.invalidate()
-                os.ftruncate(descriptor, 0)
-                os.posix_fallocate(descriptor, 0, size)  # takes the pages now: a full tmpfs is an error here, no SIGBUS
-                os.pwrite(descriptor, header, 0)
-            self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        finally:
-            os.close(descriptor)
-        self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + len(header)
-
-    def lock_pages(self) -> None:
-        """Page-lock the slot for copies from a CUDA device."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        error = torch.cuda.cudart().cudaHostRegister(address, len(self._map), 0)
-        if int(error) != 0:
-            raise OSError(f"cudaHostRegister of {len(self._map)} bytes failed with {error}")
 
 
 class Snapshots:

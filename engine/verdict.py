@@ -54,6 +54,8 @@ class RestartBudget:
         if fault.kind == "exception" and not self.progressed:
             return "no step was finished before it, so a restart would end the same way"
         if self.failures > self.allowed:
+            if self.allowed == 0:
+                return "cluster.max_restarts is 0"
             return f"{self.failures} failures in a row without a new step between them, {self.allowed} are allowed"
         return None
 

@@ -24,6 +24,7 @@ from .job import Job, Result, read_job, write_error, write_result
 from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
+from .slot import SlotError
 from .snapshot import Cadence, Pace, Snapshots
 from .state import StateError
 from .step import Progress, TrainingDiverged, train_step
@@ -32,6 +33,7 @@ FINAL_ERRORS: dict[type[BaseException], Code] = {
     NothingUsable: Code.DAMAGED,
     StateError: Code.BAD_SPEC,
     DataError: Code.BAD_SPEC,
+    SlotError: Code.MISSING_RESOURCE,
     UserCodeError: Code.BAD_SPEC,
     UserCodeFailed: Code.FAILED,
     TrainingDiverged: Code.FAILED,

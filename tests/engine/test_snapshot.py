@@ -23,6 +23,7 @@ from tests.engine.conftest import MakeRanks
 from torch import nn
 
 from dtrain.engine.copier import HostMover, Item
+from dtrain.engine.slot import SlotError
 from dtrain.engine.snapshot import Cadence, Pace
 from dtrain.engine.state import StateError, TrainState, infos, tensor_bytes
 from dtrain.specs.models import Sgd
@@ -517,7 +518,7 @@ def test_a_link_in_the_place_of_a_slot_is_refused(memory: MemoryDir, ranks: Make
     other = memory.path / "other"
     other.write_bytes(b"precious")
     memory.slots(0, 1)[0].file.symlink_to(other)
-    with pytest.raises(OSError):
+    with pytest.raises(SlotError):
         ranks(state_of(Plain()))
     assert other.read_bytes() == b"precious"
 

@@ -121,3 +121,49 @@ def test_only_the_launcher_killed(job: Job, oracle: Job) -> None:
     assert ended.code == 0, ended.said
     assert job.events("restored")[0]["step"] == newest
     job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("point", ["drain.begin", "drain.manifest", "drain.committed"])
+def test_cut_off_after_the_last_step_resume_brings_it_to_disk(point: str, job: Job, oracle: Job) -> None:
+    process = job.start("run", "spec.yaml", fault=fail_at(None, STEPS, point, kind="stop", attempt=None))
+    wait(lambda: any(p.status() == "stopped" for p in job.drainers()), 60, "the fault")
+    job.kill_all()
+    finish(process)
+    ended = job.do("resume", "--from", "latest", "run")
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    assert (job.run.root / "checkpoints" / f"step-{STEPS:010d}.a0001" / "manifest.json").is_file()
+    job.assert_nothing_left()
+    assert "already complete" in job.do("resume", "run").said
+
+
+def test_a_drainer_that_stands_still_is_replaced(job: Job, oracle: Job) -> None:
+    fault = fail_at(None, 3, "drain.file", kind="stop")
+    ended = job.do("run", "spec.yaml", fault=fault)
+    assert ended.code == 0, ended.said
+    assert any("stood still" in e["detail"] for e in job.events("fault")), job.events("fault")
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_drainers_that_always_die_do_not_stop_training(job: Job, oracle: Job) -> None:
+    fault = fail_at(None, 6, "drain.file", attempt=None)
+    ended = job.do("run", "spec.yaml", fault=fault)
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    assert not (job.run.root / "checkpoints" / "step-0000000006.a0001").exists()
+    job.assert_nothing_left()
+
+
+def test_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
+    from dtrain.tiers.memory import memory_dir
+
+    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(1, STEPS + 1))
+    process = job.start("run", "spec.yaml", fault=slow)
+    wait_for_step(job, 5)
+    memory_dir(job.run).remove()
+    ended = finish(process)
+    assert ended.code == 0, ended.said
+    assert [e["tier"] for e in job.events("restored")] == ["disk"]
+    assert_same(job, oracle)
+    job.assert_nothing_left()

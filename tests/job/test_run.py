@@ -268,3 +268,37 @@ def test_a_lost_run_json_is_made_anew_from_the_checkpoints(job: Job, oracle: Job
     assert ended.code == 0, ended.said
     assert job.events("restored")[0]["step"] == STEPS
     assert max(job.losses()) == 14
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_before_the_first_step_says_so(number: signal.Signals, job: Job) -> None:
+    process = job.start("run", "spec.yaml")
+    time.sleep(0.6)
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.code == 130, ended.said
+    assert f"stopped by {number.name} before the first step" in ended.err
+    assert "Traceback" not in ended.said
+    wait(lambda: not job.processes(), 5, "everything to end")
+
+
+def test_row_25_a_full_disk_is_told_and_training_goes_on(job: Job, oracle: Job) -> None:
+    """Every write of more than 100 kB to a file fails as it does on a full disk."""
+    (job.folder / "sitecustomize.py").write_text(
+        "import os, errno, sys\n"
+        "if 'dtrain.tiers.drainer' in ' '.join(sys.orig_argv):\n"
+        "    def full(*args):\n"
+        "        raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "    os.pwrite = os.sendfile = full\n"
+    )
+    ended = job.do("run", "spec.yaml", env={"PYTHONPATH": str(job.folder)})
+    assert ended.code == 69, ended.said
+    assert job.losses() == oracle.losses()
+    assert "No space left on device" in ended.said
+    assert "needed" in ended.said
+    assert not list((job.run.root / "checkpoints").iterdir()), "no temporary file is left"
+    (job.folder / "sitecustomize.py").unlink()
+    again = job.do("resume", "run")
+    assert again.code == 0, again.said
+    assert job.digest() == oracle.digest()
+    job.assert_nothing_left()

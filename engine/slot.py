@@ -1,0 +1,50 @@
+"""A slot of the memory tier mapped into the worker that fills it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import torch
+
+from ..tiers.layout import Version
+from ..tiers.memory import Slot
+
+
+class SlotError(Exception):
+    """A slot cannot be made: tmpfs is full, or a limit forbids the file; the message says which and how much."""
+
+
+class OpenSlot:
+    """A slot mapped into this process, every page touched."""
+
+    def __init__(self, slot: Slot, header: bytes, size: int) -> None:
+        """Make the file if it is not there in this form, and map it; raises SlotError."""
+        self.slot = slot
+        self.version: Version | None = None
+        try:
+            self._map = _map(slot, header, size)
+        except OSError as error:
+            raise SlotError(f"{slot.file}: {size:,} bytes for snapshots cannot be had: {error.strerror}") from error
+        self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + len(header)
+
+    def lock_pages(self) -> None:
+        """Page-lock the slot for copies from a CUDA device."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        error = torch.cuda.cudart().cudaHostRegister(address, len(self._map), 0)
+        if int(error) != 0:
+            raise SlotError(f"{self.slot.file}: {len(self._map):,} bytes cannot be page-locked (CUDA error {error})")
+
+
+def _map(slot: Slot, header: bytes, size: int) -> mmap.mmap:
+    descriptor = os.open(slot.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(descriptor).st_size != size or os.pread(descriptor, len(header), 0) != header:
+            slot.invalidate()
+            os.ftruncate(descriptor, 0)
+            os.posix_fallocate(descriptor, 0, size)  # takes the pages now: a full tmpfs is an error here, no SIGBUS
+            os.pwrite(descriptor, header, 0)
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(descriptor)
