@@ -226,6 +226,18 @@ def test_a_parameter_that_a_pass_changes_is_refused_by_name(memory: MemoryDir, r
     assert memory.whole() == {}
 
 
+def test_a_mix_is_not_saved_by_a_step_that_fails_either(memory: MemoryDir, ranks: MakeRanks) -> None:
+    state = state_of(Plain())
+    job = ranks(state)
+    mover = GatedMover()
+    job.members[0].copier.mover = mover
+    job.take(1)
+    update(state, 1)
+    mover.gate.set()
+    job.members[0].salvage()
+    assert memory.whole() == {}
+
+
 def test_moving_parameters_are_copied_at_the_boundary_by_rank_0(memory: MemoryDir, ranks: MakeRanks) -> None:
     """What the forward pass itself changes, like the teacher of a model that teaches itself."""
     plain = state_of(Plain())
@@ -341,6 +353,22 @@ def test_the_newest_whole_version_is_never_overwritten(memory: MemoryDir, ranks:
         job.finish()
         expected = content(state)
     assert len(memory.all_slots()) <= SLOTS * world
+
+
+def test_what_is_said_to_be_whole_is_whole_while_a_slot_is_written(memory: MemoryDir, ranks: MakeRanks) -> None:
+    """The old record goes before the first new byte comes."""
+    state = state_of(Plain())
+    job = ranks(state)
+    for step in range(1, 8):
+        update(state, step)
+        mover = GatedMover()
+        job.members[0].copier.mover = mover
+        job.take(step)
+        for version in memory.whole():
+            verify(open_candidate(in_memory(memory, version.step)))
+        assert Version(1, step) not in memory.whole()
+        mover.gate.set()
+        job.finish()
 
 
 def test_a_rank_that_is_ahead_does_not_touch_what_the_others_still_need(memory: MemoryDir, ranks: MakeRanks) -> None:
@@ -488,6 +516,18 @@ def test_a_slot_of_another_layout_is_made_anew(memory: MemoryDir, ranks: MakeRan
     expected = content(state)
     job.store(2)
     assert state_part(stored(memory, 2, attempt=2)) == expected
+
+
+def test_a_slot_of_as_many_bytes_for_other_tensors_is_made_anew(memory: MemoryDir, ranks: MakeRanks) -> None:
+    named = {name: nn.ModuleDict({name: nn.Linear(3, 2)}) for name in ("one", "two")}
+    ranks(state_of(named["one"])).store(1)
+    size = memory.slots(0, 1)[0].file.stat().st_size
+    state = state_of(named["two"])
+    job = ranks(state, attempt=2, restored=Version(1, 1))
+    assert memory.slots(0, 1)[0].file.stat().st_size == size
+    assert memory.whole() == {}
+    job.store(2)
+    assert state_part(stored(memory, 2, attempt=2)) == content(state)
 
 
 def test_a_slot_that_was_cut_is_made_anew(memory: MemoryDir, ranks: MakeRanks) -> None:

@@ -21,7 +21,7 @@ from dtrain.engine.optim import learning_rate
 from dtrain.engine.parts import Parts, _check_same_data, assemble
 from dtrain.engine.restore import NothingUsable, restore
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import StateError, random_states
+from dtrain.engine.state import StateError, random_states, seed_everything
 from dtrain.engine.step import Progress, TrainingDiverged, train_step
 from dtrain.engine.worker import exit_code_of
 from dtrain.specs.codes import Code
@@ -129,6 +129,14 @@ def test_assembled_twice_it_is_the_same_and_the_warm_up_leaves_no_trace(begin: B
     assert int(first.parts.model.norm.num_batches_tracked) == 0
     assert all(p.grad is None for p in first.parts.model.parameters())
     assert all(not tensor.any() for p in first.parts.optimizer.state.values() for tensor in p.values())
+
+
+def test_a_run_begins_with_the_generators_of_its_seed_and_rank(begin: Begin) -> None:
+    """Whatever building and warming up has drawn."""
+    begin(seed=11)
+    drawn = random_states(CPU)
+    seed_everything(11, 0)
+    assert random_states(CPU) == drawn
 
 
 def test_another_seed_is_another_run(begin: Begin) -> None:

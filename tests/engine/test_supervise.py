@@ -247,6 +247,19 @@ def test_a_rank_that_has_died_does_not_hang(watch: Watch) -> None:
     assert job.look(2) == []
 
 
+def test_a_rank_that_hangs_after_another_has_left_is_ended_in_the_end(watch: Watch) -> None:
+    """A worker that leaves with exit code 0 too early is no failure to the agent; it waits for the others for ever."""
+    job = watch(2)
+    job.beat(0, 1)
+    job.look(0)
+    job.ranks[0].kill()
+    job.ranks[0].wait()
+    job.beat(1)
+    job.look(0.5)
+    assert [hang.rank for hang in job.look(600)] == [1]
+    assert job.ended() == [0, 1]
+
+
 def test_no_counters_no_watch(memory: MemoryDir) -> None:
     supervisor = Supervisor(memory, TIMEOUT)
     supervisor._look(0.0)

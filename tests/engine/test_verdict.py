@@ -46,6 +46,11 @@ def test_a_killed_rank_is_named_and_not_those_that_lost_it(run: RunDir, conseque
     assert fault == Fault(1, "killed", "rank 1 was killed by SIGKILL", final=False, code=Code.FAILED)
 
 
+def test_a_killed_rank_goes_before_what_another_raised_for_want_of_it(run: RunDir) -> None:
+    fault = judge(run, {0: 70, 1: -9}, {0: TimeoutError("no answer from the data server of rank 1")})
+    assert (fault.rank, fault.kind) == (1, "killed")
+
+
 @pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-7, "SIGBUS"), (-62, "signal 62")])
 def test_the_signal_is_named(run: RunDir, code: int, name: str) -> None:
     assert judge(run, {2: code}, {}).detail == f"rank 2 was killed by {name}"
