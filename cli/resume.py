@@ -42,7 +42,7 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
         _tell_changes(console, run, spec)
         found, rejected = _what_is_there(run, spec, info, console)
         finished = _finished_at(run)
-        chosen = _choose(found, rejected, start, run, finished)
+        chosen = _choose(found, rejected, start, run, finished if (finished or 0) >= spec.max_steps else None)
         if chosen is None:
             return _complete(finished, run, console, as_json)
         if start == "latest" and chosen[0].version.step == spec.max_steps:
@@ -179,7 +179,7 @@ def _choose(
     """The candidates that `--from` allows, newest first; None: the run is finished and kept nothing."""
     if start == "latest":
         chosen = found
-        if not found and finished is not None:
+        if not found and not rejected and finished is not None:
             return None
     elif start.isascii() and start.isdigit():
         chosen = [candidate for candidate in found if candidate.version.step == int(start)]

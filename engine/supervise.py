@@ -14,6 +14,7 @@ from .ticker import Ticker
 
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
+GRACE = 3  # times the limit, for ranks that lost another one
 STACK_S = 0.3  # time for the stack to reach the log
 
 
@@ -72,16 +73,24 @@ class Supervisor:
                 if seen.beat.count > 0 and (seen.beat.step > 0) == (beat.step > 0):
                     seen.longest = max(seen.longest, now - seen.changed)
                 seen.beat, seen.changed = beat, now
-        behind = self._behind()
-        if behind is not None and now - behind.changed > max(self.timeout_s, PATIENCE * behind.longest):
+        behind, bereft = self._behind()
+        if behind is None:
+            return
+        limit = max(self.timeout_s, PATIENCE * behind.longest) * (GRACE if bereft else 1)
+        if now - behind.changed > limit:
             self._end(behind, now)
 
-    def _behind(self) -> _Seen | None:
-        """The rank that the others wait for: the one with the lowest counter. A rank in its first pass has time."""
+    def _behind(self) -> tuple[_Seen | None, bool]:
+        """The rank that the others wait for, the one with the lowest counter, and whether another rank has died.
+
+        Nobody is looked for while one still starts. After a death the rest has time to notice it, but not for ever.
+        """
         at_work = [seen for seen in self._seen.values() if 0 < seen.beat.step < DONE_STEP]
-        if len(at_work) < len(self._seen) or any(not is_alive(seen.beat) for seen in at_work):
-            return None  # somebody still starts, or has died: then the agent acts
-        return min(at_work, key=lambda seen: (seen.beat.count, seen.changed), default=None)
+        if len(at_work) < len(self._seen):
+            return None, False
+        alive = [seen for seen in at_work if is_alive(seen.beat)]
+        slowest = min(alive, key=lambda seen: (seen.beat.count, seen.changed), default=None)
+        return slowest, len(alive) < len(at_work)
 
     def _end(self, seen: _Seen, now: float) -> None:
         self.hangs.append(Hang(seen.beat.rank, seen.beat.step, now - seen.changed))

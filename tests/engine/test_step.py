@@ -131,6 +131,13 @@ def test_assembled_twice_it_is_the_same_and_the_warm_up_leaves_no_trace(begin: B
     assert all(not tensor.any() for p in first.parts.optimizer.state.values() for tensor in p.values())
 
 
+def test_only_what_the_passes_move_counts_as_moving(begin: Begin) -> None:
+    """All else is copied behind the passes, divided among the ranks."""
+    assert begin().parts.moving == frozenset()
+    assert begin(**GPT).parts.moving == frozenset()
+    assert begin(**troubled("teacher")).parts.moving == {"model.teacher"}
+
+
 def test_a_run_begins_with_the_generators_of_its_seed_and_rank(begin: Begin) -> None:
     """Whatever building and warming up has drawn."""
     begin(seed=11)
