@@ -127,14 +127,25 @@ class Job:
                 found.append(process)
         return found
 
+    def running(self, module: str) -> list[psutil.Process]:
+        """The processes of one module; a process may end at any moment."""
+        return [process for process in self.processes() if module in " ".join(process.info["cmdline"] or [])]
+
     def workers(self) -> list[psutil.Process]:
         """The workers, by rank."""
-        found = [p for p in self.processes() if "dtrain.engine.worker" in " ".join(p.cmdline())]
-        return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+        by_rank = {}
+        for process in self.running("dtrain.engine.worker"):
+            with contextlib.suppress(psutil.Error, KeyError):
+                by_rank[int(process.environ()["RANK"])] = process
+        return [by_rank[rank] for rank in sorted(by_rank)]
 
     def drainers(self) -> list[psutil.Process]:
         """The drainers."""
-        return [p for p in self.processes() if "dtrain.tiers.drainer" in " ".join(p.cmdline())]
+        return self.running("dtrain.tiers.drainer")
+
+    def stopped(self) -> list[psutil.Process]:
+        """Those of the run's processes that a fault of kind `stop` has stopped."""
+        return [process for process in self.processes() if process.info["status"] == psutil.STATUS_STOPPED]
 
     def kill_all(self) -> None:
         """Kill -9 of the whole job: launcher, workers, drainer."""

@@ -75,7 +75,7 @@ def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None
 def test_the_whole_job_killed_and_resumed(point: str, job: Job, oracle: Job) -> None:
     process = job.start("run", "spec.yaml", fault=fail_at(0, 8, point, kind="stop"), env={})
     wait_for_step(job, 7)
-    wait(lambda: any(p.status() == "stopped" for p in job.workers()), 10, "the fault")
+    wait(job.stopped, 10, "the fault")
     job.kill_all()
     finish(process)
     ended = job.do("resume", "--from", "latest", "run")
@@ -93,7 +93,7 @@ def test_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, or
 
     process = job.start("run", "spec.yaml", fault=fail_at(None, 6, "drain.manifest", kind="stop", attempt=None))
     wait_for_step(job, 7)
-    wait(lambda: any(p.status() == "stopped" for p in job.drainers()), 10, "the fault")
+    wait(job.stopped, 10, "the fault")
     job.kill_all()
     finish(process)
     memory_dir(job.run).remove()
@@ -114,7 +114,7 @@ def test_only_the_launcher_killed(job: Job, oracle: Job) -> None:
     wait(lambda: not job.workers(), 3, "the workers to die with their launcher")
     wait(lambda: not job.drainers(), 20, "the drainer to save what there was")
     reached = max(job.losses())
-    assert not [p for p in job.processes()]
+    assert not job.processes()
     newest = max(e["step"] for e in job.events("committed") if e["tier"] == "disk")
     assert newest >= reached - 2
     ended = job.do("resume", "--from", "latest", "run", f"max_steps={reached + 3}")
@@ -126,7 +126,7 @@ def test_only_the_launcher_killed(job: Job, oracle: Job) -> None:
 @pytest.mark.parametrize("point", ["drain.begin", "drain.manifest", "drain.committed"])
 def test_cut_off_after_the_last_step_resume_brings_it_to_disk(point: str, job: Job, oracle: Job) -> None:
     process = job.start("run", "spec.yaml", fault=fail_at(None, STEPS, point, kind="stop", attempt=None))
-    wait(lambda: any(p.status() == "stopped" for p in job.drainers()), 60, "the fault")
+    wait(job.stopped, 60, "the fault")
     job.kill_all()
     finish(process)
     ended = job.do("resume", "--from", "latest", "run")

@@ -1,5 +1,6 @@
 """What a person does with a run: start it, stop it, start it twice, resume it, look at it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, document, finish, wait, wait_for_step
 
@@ -85,7 +87,8 @@ def test_row_97_sigterm_saves_and_ends_with_75(whom: str, job: Job, oracle: Job)
         job.workers()[1].terminate()
     else:
         for one in job.processes():
-            one.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.terminate()
     ended = finish(process)
     assert ended.code == 75, ended.said
     assert time.monotonic() - started < 25
