@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..specs.codes import Code
-from ..tiers.disk import DiskTier, Rejected
+from ..specs.load import spec_from_json
 from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir
 from ..tiers.memory import memory_dir, owner_of
+from ..tiers.places import slow_tiers
 from ..tiers.recovery import Candidate, Opened, digest_of, entries_of, find, open_candidate
 from ..tiers.recovery import verify as verify_bytes
+from ..tiers.tier import Rejected
 from .refusal import Refused, guarded
 from .view_format import human_bytes
 
@@ -38,6 +40,7 @@ class Stored:
     run: RunDir
     found: list[Candidate]
     rejected: list[Rejected]
+    unreachable: list[str]
 
 
 def list_checkpoints(run_dir: str, as_json: bool) -> int:
@@ -58,28 +61,23 @@ def verify(target: str, as_json: bool) -> int:
 def _stored(run_dir: str) -> Stored:
     run = RunDir(Path(run_dir).absolute())
     try:
-        tiers = read(run.spec).get("tiers", [])
-    except Unreadable as error:
+        spec = spec_from_json(read(run.spec))
+    except (Unreadable, ValueError) as error:
         raise NotARun(f"{run_dir} is not the folder of a run ({error})") from error
-    path = next((tier["path"] for tier in tiers if tier["type"] == "disk"), None)
     run_id = str(read(run.run).get("run_id")) if run.run.exists() else None
-    disk = DiskTier(run.disk(path), run_id) if path is not None else None
     memory = memory_dir(run)
-    found, rejected = find(memory if run_id is not None and owner_of(memory) == run_id else None, disk)
-    return Stored(run, found, rejected)
-
-
-def _bytes_of(opened: Opened) -> int:
-    return sum(source.path.stat().st_size for source in opened.sources)
+    mine = memory if run_id is not None and owner_of(memory) == run_id else None
+    found = find(mine, slow_tiers(spec, run, run_id))
+    return Stored(run, found.candidates, found.rejected, found.unreachable)
 
 
 def _list(stored: Stored, as_json: bool) -> Code:
     rows: list[dict[str, Any]] = []
     for candidate in stored.found:
-        nbytes = _bytes_of(open_candidate(candidate))
+        nbytes = open_candidate(candidate).nbytes
         rows.append({**candidate.to_json(), "path": candidate.folder, "bytes": nbytes, "usable": True, "reason": None})
     for bad in stored.rejected:
-        where = {"tier": "disk", "step": bad.version.step, "attempt": bad.version.attempt, "path": str(bad.folder)}
+        where = {"tier": bad.tier, "step": bad.version.step, "attempt": bad.version.attempt, "path": bad.where}
         rows.append({**where, "bytes": None, "usable": False, "reason": bad.reason})
     if as_json:
         return _print_json({"run_dir": str(stored.run.root), "checkpoints": rows})
@@ -134,7 +132,7 @@ def _describe(opened: Opened) -> dict[str, Any]:
         **opened.candidate.to_json(),
         "path": opened.candidate.folder,
         "world": opened.world,
-        "bytes": _bytes_of(opened),
+        "bytes": opened.nbytes,
         "parameters": parameters,
         "state_digest": digest_of(opened),
         "spec_digest": opened.meta.get("spec_digest"),
@@ -158,8 +156,8 @@ def _verify(target: str, as_json: bool) -> Code:
         rows.append({**candidate.to_json(), "good": reason is None, "reason": reason})
     for bad in stored.rejected:
         if wanted is None or bad.version.step == wanted:
-            where = {"tier": "disk", "step": bad.version.step, "attempt": bad.version.attempt}
-            rows.append({**where, "folder": str(bad.folder), "good": False, "reason": bad.reason})
+            where = {"tier": bad.tier, "step": bad.version.step, "attempt": bad.version.attempt}
+            rows.append({**where, "folder": bad.where, "good": False, "reason": bad.reason})
     if not rows:
         raise NotARun(f"{target}: no checkpoint to verify")
     damaged = [row for row in rows if not row["good"]]

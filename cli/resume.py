@@ -13,13 +13,14 @@ from rich.console import Console
 from ..specs.codes import Code
 from ..specs.load import load_spec, spec_to_json
 from ..specs.models import Spec
-from ..tiers.disk import DiskTier, Rejected
 from ..tiers.heartbeat import end_group, read_heartbeats
 from ..tiers.jsonfile import Unreadable, read, read_lines
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
-from ..tiers.recovery import Candidate, digest_of, find, open_candidate
+from ..tiers.places import slow_tiers
+from ..tiers.recovery import Candidate, candidate_of, digest_of, find, open_candidate
+from ..tiers.tier import Rejected, disk_tier
 from .refusal import Refused, guarded
 from .run import check_supported
 from .train import Start, absolute, conclude, identity, locked, talk, train
@@ -46,9 +47,9 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
         if chosen is None:
             return _complete(finished, run, console, as_json)
         if start == "latest" and chosen[0].version.step == spec.max_steps:
-            if chosen[0].tier == "disk" and finished == spec.max_steps:
+            if chosen[0].tier != "memory" and finished == spec.max_steps:
                 return _complete(finished, run, console, as_json)
-            digest, chosen, damaged = _last_state(chosen, spec.max_steps)
+            digest, chosen, damaged = _last_state(run, chosen, spec.max_steps)
             if digest is not None:
                 return conclude(run, spec, info, chosen[0], digest, console, as_json)
             rejected = [*rejected, *damaged]
@@ -61,14 +62,16 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
         return train(run, spec, info, _start(chosen, rejected), console, as_json)
 
 
-def _last_state(chosen: list[Candidate], last_step: int) -> tuple[str | None, list[Candidate], list[Rejected]]:
+def _last_state(
+    run: RunDir, chosen: list[Candidate], last_step: int
+) -> tuple[str | None, list[Candidate], list[Rejected]]:
     """The digest of the last step's state, if one of the candidates for it is whole; else what is older than it."""
     damaged: list[Rejected] = []
     while chosen and chosen[0].version.step == last_step:
         try:
-            return digest_of(open_candidate(chosen[0])), chosen, damaged
+            return digest_of(open_candidate(chosen[0], run.spool)), chosen, damaged
         except Unreadable as error:
-            damaged.append(Rejected(Path(chosen[0].folder), chosen[0].version, str(error)))
+            damaged.append(Rejected(chosen[0].tier, chosen[0].folder, chosen[0].version, str(error)))
             chosen = chosen[1:]
     if not chosen:
         raise Refused(Code.DAMAGED, "\n".join(["no checkpoint can be read whole", *(f"  {r.reason}" for r in damaged)]))
@@ -164,8 +167,10 @@ def _what_is_there(
             pass  # it has just given the memory back
         memory.settle()
     run_id = str(info["run_id"])
-    disk = DiskTier(run.disk(spec.disk_tier.path), run_id) if spec.disk_tier is not None else None
-    return find(memory if owner_of(memory) == run_id else None, disk)
+    found = find(memory if owner_of(memory) == run_id else None, slow_tiers(spec, run, run_id))
+    for words in found.unreachable:
+        console.print(f"warning: {words}")
+    return found.candidates, found.rejected
 
 
 def _finished_at(run: RunDir) -> int | None:
@@ -185,11 +190,11 @@ def _choose(
         chosen = [candidate for candidate in found if candidate.version.step == int(start)]
     else:
         path = Path(start).resolve()
-        chosen = [candidate for candidate in found if Path(candidate.folder).resolve() == path]
+        chosen = [c for c in found if c.folder in (start, str(path)) or Path(c.folder).resolve() == path]
         if not chosen and path.is_dir():
-            good, bad = DiskTier(path.parent, None).scan()
-            chosen = [Candidate("disk", c.version, str(c.folder)) for c in good if c.folder.resolve() == path]
-            rejected = [r for r in bad if r.folder.resolve() == path] or rejected
+            good, bad = disk_tier(path.parent, None).scan()
+            chosen = [candidate_of(checkpoint) for checkpoint in good if checkpoint.folder == path.name]
+            rejected = [r for r in bad if Path(r.where).name == path.name] or rejected
     if not chosen:
         raise Refused(Code.DAMAGED, _nothing(found, rejected, start, run))
     return chosen
@@ -206,7 +211,7 @@ def _nothing(found: list[Candidate], rejected: list[Rejected], start: str, run: 
 def _start(chosen: list[Candidate], rejected: list[Rejected]) -> Start:
     first = chosen[0]
     passed = [
-        {"tier": "disk", "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
+        {"tier": r.tier, "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
         for r in rejected
         if r.version > first.version
     ]

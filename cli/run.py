@@ -7,9 +7,9 @@ from pathlib import Path
 from ..specs.codes import Code
 from ..specs.load import load_spec
 from ..specs.models import Spec, TextDataset
-from ..tiers.disk import DiskTier
 from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
+from ..tiers.tier import disk_tier
 from .refusal import Refused, guarded
 from .train import Start, absolute, identity, locked, talk, train
 
@@ -53,7 +53,7 @@ def _refuse_used(run: RunDir, spec: Spec) -> None:
     """A folder with a trained step in it belongs to that run."""
     disk = spec.disk_tier
     inside = disk is not None and not Path(disk.path).is_absolute()
-    stored = disk is not None and inside and bool(DiskTier(run.disk(disk.path), None).scan()[0])
+    stored = disk is not None and inside and bool(disk_tier(run.disk(disk.path), None).scan()[0])
     if stored or read_lines(run.metrics):
         raise Refused(
             Code.BAD_SPEC,

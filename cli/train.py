@@ -19,12 +19,14 @@ from .. import __version__
 from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
-from ..tiers.disk import DiskTier
+from ..tiers.fence import Taken
 from ..tiers.jsonfile import append_event, dumps, read, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
+from ..tiers.places import slow_tiers
 from ..tiers.recovery import Candidate
+from ..tiers.tier import disk_tier
 from .refusal import Refused
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def _stored_id(run: RunDir, spec: Spec) -> str | None:
     """The id that the newest checkpoint inside the run's own folder speaks of: run.json itself was lost."""
     if spec.disk_tier is None or Path(spec.disk_tier.path).is_absolute():
         return None
-    good, _ = DiskTier(run.disk(spec.disk_tier.path), None).scan()
+    good, _ = disk_tier(run.disk(spec.disk_tier.path), None).scan()
     return good[-1].manifest.run_id if good else None
 
 
@@ -121,6 +123,7 @@ def _own_places(run: RunDir, spec: Spec, plan: Plan, run_id: str) -> Iterator[Me
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
     from ..engine.preflight import MissingResource, preflight
 
+    _refuse_strangers(run, spec, run_id)
     with _own_disk(run, spec, run_id):
         try:
             preflight(spec, plan, run, memory_dir(run))
@@ -133,24 +136,33 @@ def _own_places(run: RunDir, spec: Spec, plan: Plan, run_id: str) -> Iterator[Me
 
 @contextmanager
 def _own_disk(run: RunDir, spec: Spec, run_id: str) -> Iterator[None]:
-    """Hold the disk tier's folder for this run alone; another run's checkpoints in it are a refusal."""
+    """Hold the disk tier's folder for this run alone."""
     if spec.disk_tier is None:
         yield
         return
-    tier = DiskTier(run.disk(spec.disk_tier.path), run_id)
-    strangers = tier.strangers()
-    if strangers:
-        raise Refused(
-            Code.BAD_SPEC,
-            f"the disk tier's folder {tier.root} holds checkpoints of another run (the newest is "
-            f"{strangers[-1].folder.name}, run id {strangers[-1].manifest.run_id}); give each run a folder of its own",
-        )
     with ExitStack() as stack:
         try:
-            stack.enter_context(tier.lock())
+            stack.enter_context(disk_tier(run.disk(spec.disk_tier.path), run_id).lock())
         except Locked as error:
             raise Refused(Code.MISSING_RESOURCE, f"the disk tier's folder {error}; give each run its own") from error
         yield
+
+
+def _refuse_strangers(run: RunDir, spec: Spec, run_id: str) -> None:
+    """Another run's checkpoints in a tier are a refusal; a tier that cannot be reached is one too."""
+    try:
+        for tier in slow_tiers(spec, run, run_id):
+            strangers = tier.strangers()
+            if strangers:
+                raise Refused(
+                    Code.BAD_SPEC,
+                    f"the {tier.name} tier {tier.store.where} holds checkpoints of another run (the newest is "
+                    f"{strangers[-1].folder}, run id {strangers[-1].manifest.run_id}); give each run its own place",
+                )
+    except Taken as error:
+        raise Refused(Code.BAD_SPEC, str(error)) from error
+    except OSError as error:
+        raise Refused(Code.MISSING_RESOURCE, str(error)) from error
 
 
 def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], console: Console, as_json: bool) -> Code:
@@ -204,9 +216,9 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
     )
     tiers = ", ".join(f"{tier.type} every {_steps(tier.every)}" for tier in plan.tiers)
     console.print(f"checkpoints: {tiers or 'none (tiers is empty): a fault loses the whole run'}")
-    if spec.tiers and spec.disk_tier is None:
+    if spec.tiers and not spec.slow_tiers:
         console.print(
-            "note: no disk tier: nothing of the trained state is kept once the run has ended", highlight=False
+            "note: no disk or object tier: nothing of the trained state is kept once the run has ended", highlight=False
         )
     console.print(f"{start.words}; logs in {_short(run.logs)}")
 

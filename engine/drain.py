@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from ..specs.codes import Code
 from ..tiers.drainer import DrainJob
 from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
 
 DEATHS_IN_A_ROW = 5
+FAR_PATIENCE_S = 120.0  # a request to an object store may wait and be sent again meanwhile
 PAUSE_S = 60.0  # after that many, before the next try
 POLL_S = 0.05
 
@@ -45,9 +48,14 @@ class Pulse:
 class DrainerProcess:
     """The drainer of this node; dead or stuck, it is started again, and training never waits for a dead one."""
 
-    def __init__(self, run: RunDir, job: DrainJob, patience_s: float) -> None:
-        """Prepare; `start` starts it. Without progress for `patience_s` while it has work it counts as stuck."""
-        self.run, self.job, self.patience_s = run, job, patience_s
+    def __init__(self, run: RunDir, job: DrainJob, patience_s: float, on_failed_tier: Callable[[], None]) -> None:
+        """Prepare; `start` starts it. Without progress for `patience_s` while it has work it counts as stuck.
+
+        `on_failed_tier` is called when it leaves because of a tier whose failure is to stop the run.
+        """
+        self.run, self.job, self.on_failed_tier = run, job, on_failed_tier
+        far = any(tier.place.type == "object" for tier in job.tiers)
+        self.patience_s = max(patience_s, FAR_PATIENCE_S) if far else patience_s
         self.memory = MemoryDir(Path(job.memory_dir))
         self.starts = 0
         self.deaths = 0
@@ -104,6 +112,9 @@ class DrainerProcess:
     def _bury(self, attempt: int) -> None:
         assert self._process is not None
         code, self._process = self._process.returncode, None
+        if code == Code.MISSING_RESOURCE:
+            self.on_failed_tier()
+            return
         self.deaths += 1
         if self.deaths < DEATHS_IN_A_ROW:
             self._tell(attempt, f"the drainer ended with {_words(code)}; started again")
@@ -111,7 +122,7 @@ class DrainerProcess:
             return
         self._tell(
             attempt,
-            f"the drainer ended with {_words(code)}, {self.deaths} times in a row: no disk checkpoints for "
+            f"the drainer ended with {_words(code)}, {self.deaths} times in a row: no checkpoints beyond memory for "
             f"{PAUSE_S:.0f} s, then another try; its log is {self.run.logs / 'drainer.log'}",
         )
         self._paused_until = time.monotonic() + PAUSE_S

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,17 +13,17 @@ from typing import Any
 from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.disk import DiskTier
 from ..tiers.drainer import DrainJob
 from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
 from ..tiers.jsonfile import append_event, end_last_line, read_lines
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir, open_memory_dir
+from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
+from ..tiers.writer import TierJob
 from .agent import Ended, Interrupted, StopSignals, run_workers
 from .drain import DrainerProcess
 from .job import Job, Result, read_error, read_result
-from .preflight import disk_root
 from .supervise import Supervisor
 from .ticker import Ticker
 from .verdict import Fault, RestartBudget, find_fault
@@ -56,11 +60,11 @@ class Launcher:
         """Prepare; nothing is started yet."""
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
         self.run_id, self.import_paths = run_id, import_paths
-        root = disk_root(spec, run)
-        self.disk = DiskTier(root, run_id) if root is not None else None
-        keep = spec.disk_tier.keep if spec.disk_tier is not None else 0
-        job = DrainJob(str(run.root), str(memory.path), str(root) if root is not None else None, keep, run_id)
-        self.drainer = DrainerProcess(run, job, max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout))
+        self.tiers = slow_tiers(spec, run, run_id)
+        job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
+        patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
+        self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
+        self.tier_failed = False
         self.signals = StopSignals()
         self.attempt = 0
         self.started = time.monotonic()
@@ -72,6 +76,7 @@ class Launcher:
         with self.signals:
             try:
                 self.step_reached = candidates[0].version.step if candidates else 0
+                shutil.rmtree(self.run.spool, ignore_errors=True)
                 for lines in (self.run.metrics, self.run.events):
                     end_last_line(lines)
                 self.drainer.start()
@@ -147,10 +152,13 @@ class Launcher:
         if self.spec.memory_tier is None:
             self._wait_for_drain()
         memory = self.memory if self.spec.memory_tier is not None else None
-        found, rejected = find(memory, self.disk)
-        fresh = [candidate for candidate in found if candidate.version.attempt >= first]
+        found = find(memory, self.tiers)
+        for words in found.unreachable:
+            self._event("warning", detail=words)
+        fresh = [candidate for candidate in found.candidates if candidate.version.attempt >= first]
         passed = [
-            {"tier": "disk", "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason} for r in rejected
+            {"tier": r.tier, "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
+            for r in found.rejected
         ]
         return fresh + [candidate for candidate in base if candidate not in fresh], passed
 
@@ -182,12 +190,12 @@ class Launcher:
         """The workers left in good order: at the last step, or because they were told to stop."""
         self.signals.ignore()
         self.step_reached = result.step
-        durable = self._carry_to_disk(DRAIN_TIMEOUT_S)
+        durable = self._carry_on(DRAIN_TIMEOUT_S)
         if result.preempted:
             return self._preempted(durable, result.loss)
         seconds = time.monotonic() - self.started
-        if self.disk is not None and durable is None:
-            message = "finished, but the last checkpoint could not be written to disk; it is still in memory"
+        if self.tiers and durable is None:
+            message = f"finished, but the last checkpoint could not be written to {self._slow}; it is still in memory"
             return self._outcome("failed", Code.MISSING_RESOURCE, message, result.state_digest, result.loss)
         self._event("finished", step=result.step, steps=result.step, state_digest=result.state_digest, seconds=seconds)
         self.memory.remove()
@@ -195,13 +203,16 @@ class Launcher:
 
     def _stopped(self, number: int) -> Outcome:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
-        import signal
-
         self.signals.ignore()
         name = signal.Signals(number).name
         self._made_progress()
+        if self.tier_failed:
+            kept = max(self.memory.whole(), default=None)
+            where = f"; the state of step {kept.step} is in memory, for dtrain resume" if kept is not None else ""
+            message = f"a tier failed, and its on_failure is stop{where}"
+            return self._outcome("failed", Code.MISSING_RESOURCE, message)
         if number == signal.SIGINT:
-            durable = self._carry_to_disk(INTERRUPT_DRAIN_S)
+            durable = self._carry_on(INTERRUPT_DRAIN_S)
             kept = durable or max(self.memory.whole(), default=None)
             where = f"; newest checkpoint: step {kept.step}" if kept is not None else "; nothing was stored"
             if durable is not None:
@@ -210,37 +221,40 @@ class Launcher:
         result = read_result(self.run, self.attempt) if self.attempt else None
         if result is not None and not result.preempted:
             return self._ended(result)
-        durable = self._carry_to_disk(DRAIN_TIMEOUT_S)
+        durable = self._carry_on(DRAIN_TIMEOUT_S)
         if durable is None and not self.memory.whole():
             return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
         return self._preempted(durable, result.loss if result else None)
 
     def _preempted(self, durable: Version | None, loss: float | None) -> Outcome:
         kept = durable or max(self.memory.whole())
-        tier = "disk" if durable is not None else "memory"
+        tier = self._tier_of(durable) if durable is not None else "memory"
         self._event("preempted", step=kept.step, tier=tier)
         if durable is not None:
             self.memory.remove()
-        note = "" if durable is not None else " (only in this node's memory: the spec has no disk tier, or it failed)"
+        note = "" if durable is not None else f" (only in this node's memory: {self._why_only_memory()})"
         message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}"
         return self._outcome("preempted", Code.PREEMPTED, message, loss=loss)
 
     def _failed(self, fault: Fault, why: str) -> Outcome:
         self.signals.ignore()
-        if self._carry_to_disk(DRAIN_TIMEOUT_S) is not None:
+        if self._carry_on(DRAIN_TIMEOUT_S) is not None:
             self.memory.remove()
         error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
         outcome = self._outcome("failed", fault.code, f"{fault.detail} ({why})")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
         return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
 
-    def _carry_to_disk(self, timeout_s: float) -> Version | None:
-        """Let the newest whole snapshot reach the disk and end the drainer; returns the newest version on disk."""
+    def _carry_on(self, timeout_s: float) -> Version | None:
+        """Let the newest whole snapshot reach a slower tier and end the drainer.
+
+        Returns the newest version there; None when the newest in memory did not get that far.
+        """
         self.memory.settle()
         newest = max(self.memory.whole(), default=None)
-        if self.disk is None:
+        if not self.tiers:
             return None
-        if newest is not None and self.disk.get(newest) is None:
+        if newest is not None and newest not in self._stored(newest):
             self.memory.mark_for_drain(newest)
         for _ in range(3):  # a drainer that dies on the way is started again
             if self.drainer.stop(timeout_s) and not self.memory.pending():
@@ -248,8 +262,39 @@ class Launcher:
             if timeout_s < DRAIN_TIMEOUT_S:
                 break
             self.drainer.start()
-        on_disk = max((checkpoint.version for checkpoint in self.disk.scan()[0]), default=None)
-        return on_disk if newest is None or on_disk == newest else None
+        stored = self._stored(newest)
+        return max(stored, default=None) if newest is None or newest in stored else None
+
+    def _stored(self, wanted: Version | None) -> set[Version]:
+        """Versions in the slower tiers; only `wanted`, if it is one of them."""
+        stored: set[Version] = set()
+        for tier in self.tiers:
+            with contextlib.suppress(OSError):
+                if wanted is None:
+                    stored |= {checkpoint.version for checkpoint in tier.scan()[0]}
+                elif tier.get(wanted) is not None:
+                    return {wanted}
+        return stored
+
+    def _tier_of(self, version: Version) -> str:
+        """The fastest of the slower tiers that has a version."""
+        for tier in self.tiers:
+            with contextlib.suppress(OSError):
+                if tier.get(version) is not None:
+                    return tier.name
+        return self.tiers[0].name
+
+    @property
+    def _slow(self) -> str:
+        return " or ".join(tier.name for tier in self.tiers)
+
+    def _why_only_memory(self) -> str:
+        return f"{self._slow} could not be written" if self.tiers else "the spec has no slower tier"
+
+    def _stop_for_tier(self) -> None:
+        """Called by the thread that watches the drainer: the run ends as by a signal, with a code of its own."""
+        self.tier_failed = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _clean_up(self) -> None:
         for beat in read_heartbeats(self.memory):
@@ -269,6 +314,14 @@ class Launcher:
 
     def _event(self, event: str, step: int | None = None, **details: object) -> None:
         append_event(self.run.events, event, step, self.attempt, **details)
+
+
+def _tier_jobs(spec: Spec, plan: Plan, run: RunDir) -> tuple[TierJob, ...]:
+    every = {tier.type: tier.every for tier in plan.tiers}
+    return tuple(
+        TierJob(place_of(tier, run), tier.keep, tier.keep_every, every[tier.type], tier.on_failure)
+        for tier in spec.slow_tiers
+    )
 
 
 # Errors of ours whose message says it all.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -63,8 +62,3 @@ def _disk(spec: Spec, plan: Plan, run: RunDir) -> Iterator[str]:
     free = shutil.disk_usage(existing).free
     if plan.model.state_bytes is not None and free < plan.model.state_bytes:
         yield f"one checkpoint needs {plan.model.state_bytes:,} bytes in {folder}, free are {free:,}"
-
-
-def disk_root(spec: Spec, run: RunDir) -> Path | None:
-    """Folder of the disk tier, if the spec has one."""
-    return run.disk(spec.disk_tier.path) if spec.disk_tier is not None else None

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ class Restored:
 
 
 def restore(
-    state: TrainState, candidates: Sequence[Candidate], rank: int, all_agree: Callable[[bool], bool]
+    state: TrainState,
+    candidates: Sequence[Candidate],
+    rank: int,
+    all_agree: Callable[[bool], bool],
+    spool: Path | None = None,
 ) -> Restored:
     """Load the first candidate that every rank can read whole; `all_agree` is the logical and over all ranks.
 
+    Remote files are copied into the folder `spool` while they are read, once for all ranks of a node.
     Raises NothingUsable when none is left, StateError when a checkpoint is whole but belongs to another model.
     """
     skipped: list[dict[str, Any]] = []
@@ -50,7 +56,7 @@ def restore(
         opened: Opened | None = None
         fresh = False
         try:
-            opened = open_candidate(candidate)
+            opened = open_candidate(candidate, spool)
             fresh = _load(state, opened, rank)
         except Unreadable as error:
             reason = str(error)

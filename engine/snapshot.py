@@ -27,10 +27,13 @@ WAIT_S = 0.005
 
 @dataclass(frozen=True)
 class Cadence:
-    """Which steps are stored where; 0 means never. `drain_patient`: wait for a slow disk rather than skip it."""
+    """Which steps are stored where; 0 means never. `slow` is the first tier that the drainer fills.
+
+    `drain_patient`: wait for a slow tier rather than leave a checkpoint out.
+    """
 
     memory: int
-    disk: int
+    slow: int
     drain_patient: bool
 
     def memory_due(self, step: int) -> bool:
@@ -38,8 +41,8 @@ class Cadence:
         return self.memory > 0 and step % self.memory == 0
 
     def drain(self, step: int) -> bool:
-        """Tell whether the state of `step` goes to disk."""
-        return self.disk > 0 and step % self.disk == 0
+        """Tell whether the state of `step` goes to the first slower tier."""
+        return self.slow > 0 and step % self.slow == 0
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,8 @@ class Snapshots:
     def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> None:
         """The update of `step` is done: take on its snapshot, if it is due. `meta` goes into the manifest.
 
-        `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. A disk interval that
-        dtrain chose by itself is skipped then; one that the spec asks for is waited for.
+        `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. By `when_slow` of the
+        tier the checkpoint is left out then, or waited for.
         """
         drain = self.cadence.drain(step) and (self.cadence.drain_patient or not drain_busy)
         if drain or self.cadence.memory_due(step):

@@ -83,7 +83,7 @@ class Worker:
         faults.point("restore.before")
         if not self.job.candidates:
             return None
-        restored = restore(parts.state, self.job.candidates, context.rank, context.all_agree)
+        restored = restore(parts.state, self.job.candidates, context.rank, context.all_agree, self.run.spool)
         self._take_position(restored, parts, reporter)
         if reporter.active:
             reporter.restored(restored, parts.state.digest(), self.job.skipped)
@@ -107,7 +107,7 @@ class Worker:
         every = {tier.type: tier.every for tier in self.plan.tiers}
         if not every:
             return None
-        disk = self.spec.disk_tier
+        slow = self.spec.slow_tiers[0] if self.spec.slow_tiers else None
         return Snapshots(
             parts.state,
             self.memory,
@@ -116,7 +116,11 @@ class Worker:
             rank=context.rank,
             world=context.world,
             device=context.device,
-            cadence=Cadence(every.get("memory", 0), every.get("disk", 0), disk is not None and disk.every != "auto"),
+            cadence=Cadence(
+                every.get("memory", 0),
+                every[slow.type] if slow is not None else 0,
+                slow is not None and (slow.when_slow == "wait" or (slow.when_slow == "auto" and slow.every != "auto")),
+            ),
             pace=Pace(
                 self.plan.forward.bytes_per_window or 0,
                 self.plan.backward.bytes_per_window or 0,

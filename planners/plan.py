@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..specs.models import DiskTier, GptModel, MemoryTier, Spec
+from ..specs.models import GptModel, SlowTier, Spec
+from ..specs.models import Tier as TierSpec
 from . import gpt, intervals
 from .costs import Costs, backlog_s, checkpoint_costs
 from .devices import DISK_BYTES_PER_S, Rates, assumptions, rates, with_digest
@@ -166,7 +167,7 @@ def _intervals(known: _Known) -> dict[str, int]:
     return every
 
 
-def _auto_memory(known: _Known, disk: DiskTier | None) -> int:
+def _auto_memory(known: _Known, disk: SlowTier | None) -> int:
     """Return the memory tier's interval; 1 while the times are not known."""
     if known.costs is None or known.step_s is None:
         return 1
@@ -257,12 +258,12 @@ def _storage(known: _Known) -> Storage:
     return Storage(known.bytes_per_s, copy_s, load)
 
 
-def _tier(known: _Known, tier: MemoryTier | DiskTier, every: int) -> TierPlan:
+def _tier(known: _Known, tier: TierSpec, every: int) -> TierPlan:
     bytes_ = known.sizes.state_bytes if known.sizes else None
-    keep = tier.keep if isinstance(tier, DiskTier) else SNAPSHOTS_KEPT
+    keep = tier.keep if isinstance(tier, SlowTier) else SNAPSHOTS_KEPT
     write_s = None
     if known.costs is not None:
-        write_s = known.costs.write_s if isinstance(tier, DiskTier) else known.costs.copy_s
+        write_s = known.costs.write_s if isinstance(tier, SlowTier) else known.costs.copy_s
     return TierPlan(
         type=tier.type,
         every=every,

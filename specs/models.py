@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from .units import Bandwidth, Fraction, PositiveInt, Seconds, WholeNumber
 
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+URL_PATTERN = r"^(s3|gs|az|file)://[^\s@?#]+$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -234,19 +235,47 @@ class MemoryTier(Block):
     """Steps between snapshots; auto: planned."""
 
 
-class DiskTier(Block):
+class SlowTier(Block):
+    """What the tiers that the drainer fills have in common."""
+
+    every: Literal["auto"] | PositiveInt = "auto"
+    """Steps between checkpoints; auto: planned."""
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep."""
+    keep_every: PositiveInt | None = None
+    """Also keep, for good, the checkpoints of steps that are a multiple of this."""
+    when_slow: Literal["auto", "skip", "wait"] = "auto"
+    """A checkpoint is due while the one before is still being written: leave it out and count it, or let training
+    wait; auto: wait if `every` is a number."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """The tier cannot be written: train on, trying again at longer and longer intervals, or stop the run."""
+
+
+class DiskTier(SlowTier):
     """Checkpoints on a disk, committed by a manifest; survives a power cut."""
 
     type: Literal["disk"]
     path: Annotated[str, Field(min_length=1)] = "checkpoints"
     """Folder; relative paths lie in `output_dir`."""
-    every: Literal["auto"] | PositiveInt = "auto"
-    """Steps between checkpoints; auto: planned."""
-    keep: PositiveInt = 3
-    """Newest checkpoints to keep."""
+    commit: Literal["auto", "rename", "manifest"] = "auto"
+    """How a checkpoint appears: its folder is renamed, or its manifest is written last (for mounted buckets, where a
+    rename is no single change); auto: by the kind of file system."""
 
 
-Tier = Annotated[MemoryTier | DiskTier, Field(discriminator="type")]
+class ObjectTier(SlowTier):
+    """Checkpoints in an object store; survives the loss of the cluster. Needs `pip install 'dtrain[object]'`."""
+
+    type: Literal["object"]
+    url: Annotated[str, Field(pattern=URL_PATTERN)]
+    """`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`; credentials come from
+    the environment, never from here."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
+    """Address of a store that is not the cloud's own (MinIO, Ceph)."""
+    region: str | None = None
+    """Region of the bucket; default: from the environment."""
+
+
+Tier = Annotated[MemoryTier | DiskTier | ObjectTier, Field(discriminator="type")]
 
 
 class Checkpoint(Block):
@@ -301,3 +330,13 @@ class Spec(Block):
     def disk_tier(self) -> DiskTier | None:
         """The disk tier, if the spec has one."""
         return next((tier for tier in self.tiers if isinstance(tier, DiskTier)), None)
+
+    @property
+    def object_tier(self) -> ObjectTier | None:
+        """The tier in an object store, if the spec has one."""
+        return next((tier for tier in self.tiers if isinstance(tier, ObjectTier)), None)
+
+    @property
+    def slow_tiers(self) -> list[DiskTier | ObjectTier]:
+        """The tiers that the drainer fills, fastest first."""
+        return [tier for tier in self.tiers if isinstance(tier, SlowTier)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +16,7 @@ from .outline import default_of, names_of, places
 from .tree import Finding, KeyPath, Node, find, scalars
 
 BYTES_VOCABULARY = 256
-_SPEED = ("memory", "disk")
+_SPEED = ("memory", "disk", "object")
 """Types of tiers, fastest first."""
 
 
@@ -157,19 +158,21 @@ def _tier_order(view: View) -> Iterator[Finding]:
 
 
 def _tier_intervals(view: View) -> Iterator[Finding]:
-    found = dict(reversed(view.tiers()))
-    at = {kind: index for index, kind in found.items()}
-    if "memory" not in at or "disk" not in at:
-        return
-    memory, disk = view.whole("tiers", at["memory"], "every"), view.whole("tiers", at["disk"], "every")
-    if memory is None or disk is None or disk % memory == 0:
-        return
-    below = disk - disk % memory
-    near = f"use {below} or {below + memory}" if below else f"use {memory}"
-    message = (
-        f"the disk is filled from snapshots in memory, taken every {memory} steps; {disk} is no multiple of {memory}"
-    )
-    yield Finding(("tiers", at["disk"], "every"), message, near)
+    """Each tier is filled from the next faster one, so its interval is a multiple of that one's."""
+    at = {kind: index for index, kind in reversed(view.tiers())}
+    chain = [kind for kind in _SPEED if kind in at]
+    for faster, slower in pairwise(chain):
+        short, long = (view.whole("tiers", at[kind], "every") for kind in (faster, slower))
+        if short is None or long is None or long % short == 0:
+            continue
+        below = long - long % short
+        near = f"use {below} or {below + short}" if below else f"use {short}"
+        message = f"the {_FILLED[slower]} is filled from {_FILLS[faster]}, every {short} steps; {long} is no multiple"
+        yield Finding(("tiers", at[slower], "every"), message, near)
+
+
+_FILLED = {"disk": "disk", "object": "object store"}
+_FILLS = {"memory": "snapshots in memory", "disk": "checkpoints on disk"}
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (

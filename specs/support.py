@@ -35,7 +35,7 @@ _VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
 }
-_TIERS = ("peer", "object")
+_TIERS = ("peer",)
 
 
 def _text(root: Node, path: KeyPath) -> str | None:
@@ -60,7 +60,7 @@ def _tiers(root: Node) -> Iterator[Finding]:
         path = ("tiers", index, "type")
         text = _text(root, path)
         if text is not None and text.lower() in _TIERS:
-            yield _refusal(path, f"a tier of type `{text}`", "`memory` and `disk` work today")
+            yield _refusal(path, f"a tier of type `{text}`", "`memory`, `disk` and `object` work today")
 
 
 def _strategy(root: Node) -> Iterator[Finding]:

@@ -1,9 +1,13 @@
-"""The drainer: one process per node that carries pinned snapshots from memory to disk, behind the training's back.
+"""The drainer: one process per node that carries snapshots from memory to the slower tiers, behind the training's back.
 
-It is also the one that clears up when the launcher is killed, so a run without a disk tier has one too. Started by
+It is also the one that clears up when the launcher is killed, so a run without slower tiers has one too. Started by
 the launcher as `python -m dtrain.tiers.drainer JOB.json` with a pipe as standard input. The word `stop` on the pipe
 means: finish what is pinned and leave. The pipe closing without it means the launcher is dead: then the
-newest whole snapshot is carried to disk as well, and the memory is given back once it is safe there.
+newest whole snapshot is carried on as well, and the memory is given back once it is safe there.
+
+The first tier is filled from memory: the workers pin what belongs there, and at most one snapshot is pinned per rank
+unless the spec lets training wait. The next one follows it from checkpoint to checkpoint in a thread of its own; if
+the first tier fails, it is filled from memory instead.
 """
 
 from __future__ import annotations
@@ -13,16 +17,22 @@ import os
 import select
 import signal
 import sys
-import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .disk import DiskTier
+from ..specs.codes import Code
+from .fence import Taken
+from .follower import Follower
+from .gather import gather
 from .heartbeat import end_group, read_heartbeats
-from .jsonfile import Unreadable, append_event, dumps, read
+from .jsonfile import append_event, dumps, read
 from .layout import RunDir, Version
 from .lock import FileLock
+from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
+from .writer import TierFailed, TierJob, Writer, tier_job_from_json
 
 POLL_S = 0.05
 NICENESS = 10
@@ -30,31 +40,49 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class DrainJob:
-    """What a drainer is told."""
+    """What a drainer is told; `tiers` are the slower ones, fastest first."""
 
     run_dir: str
     memory_dir: str
-    disk_root: str | None
-    keep: int
     run_id: str
+    tiers: tuple[TierJob, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The job as JSON."""
-        return dumps(vars(self))
+        return dumps({**vars(self), "tiers": [tier.to_json() for tier in self.tiers]})
+
+
+def drain_job_from_json(value: dict[str, Any]) -> DrainJob:
+    """Read the form of `to_bytes`."""
+    return DrainJob(**{**value, "tiers": tuple(tier_job_from_json(tier) for tier in value["tiers"])})
 
 
 class Drainer:
-    """Carries whole, pinned versions to disk, oldest first."""
+    """Carries whole, pinned versions on, oldest first."""
 
     def __init__(self, job: DrainJob) -> None:
         """Prepare for one run on one node."""
         self.job = job
         self.run = RunDir(Path(job.run_dir))
         self.memory = MemoryDir(Path(job.memory_dir))
-        self.disk = DiskTier(Path(job.disk_root), job.run_id) if job.disk_root is not None else None
+        writers = [Writer(tier, self.run, job.run_id) for tier in job.tiers]
+        self.first = writers[0] if writers else None
+        self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 else None
+
+    def start(self) -> None:
+        """Claim the places, clear up what was left, and take up what the follower was at."""
+        for writer in (self.first, self.follower.target if self.follower is not None else None):
+            if writer is not None:
+                with contextlib.suppress(OSError, Taken):  # told of when there is something to write
+                    writer.open()
+        if self.follower is not None:
+            self.follower.start()
+            self._follow_newest(only_due=True)
 
     def next_version(self) -> Version | None:
         """The oldest version that every rank has pinned."""
+        if self.first is None:
+            return None
         pending = {(slot.rank, slot.index): slot.record() for slot in self.memory.pending()}
         by_version: dict[Version, int] = {}
         worlds: dict[Version, int] = {}
@@ -63,48 +91,73 @@ class Drainer:
             worlds[record.version] = record.world
         return min((v for v, count in by_version.items() if count == worlds[v]), default=None)
 
-    def drain(self, version: Version) -> bool:
-        """Carry one version to disk, release its slots, prune; False (and an event) when it failed."""
+    def drain(self, version: Version, *, last: bool = False) -> bool:
+        """Carry one version on and release its slots; False (and an event) when no tier took it.
+
+        `last`: nothing comes after it, so the next tier gets it too, whatever its interval. Raises TierFailed.
+        """
         records = self.memory.whole().get(version)
-        if records is None or self.disk is None:
+        if records is None or self.first is None:
             return False
-        started = time.monotonic()
+        follower = self.follower
+        follows = follower is not None and (last or follower.due(version))
+
+        @contextlib.contextmanager
+        def load() -> Iterator[tuple[Manifest, Mapping[str, Path]]]:
+            yield gather(self.memory, records)
+
         try:
-            checkpoint = self.disk.write(self.memory, records)
-        except (OSError, Unreadable) as error:
-            self._event("skipped", version, tier="disk", reason=self._reason(error, records))
+            done = self.first.carry(version, load, follower.spared if follower is not None else set)
+            if follower is not None and follows:
+                if done:
+                    follower.offer(version)
+                else:
+                    done = follower.carry_now(version, load)
+            if follower is not None and follower.failure is not None:
+                raise follower.failure
+        finally:
             self._release(records)
-            return False
-        seconds = time.monotonic() - started
-        self._event(
-            "committed", version, tier="disk", bytes=checkpoint.manifest.nbytes, seconds=seconds,
-            path=str(checkpoint.folder),
-        )  # fmt: skip
-        self._release(records)
-        try:
-            self.disk.prune(self.job.keep)
-        except OSError as error:
-            self._event("warning", version, detail=f"an old checkpoint could not be deleted: {error}")
-        return True
+        return done
 
     def drain_pending(self) -> None:
-        """Carry everything that is pinned and whole."""
+        """Carry everything that is pinned and whole, and let the last of it reach the last tier."""
         while (version := self.next_version()) is not None:
-            self.drain(version)
+            self.drain(version, last=version == max(self.memory.whole()))
+        if self.follower is not None:
+            self._follow_newest(only_due=False)
+            self.follower.finish()
+            if self.follower.failure is not None:
+                raise self.follower.failure
+
+    def _follow_newest(self, *, only_due: bool) -> None:
+        """The newest checkpoint of the first tier goes to the next one, if that has not got it yet."""
+        assert self.first is not None
+        assert self.follower is not None
+        with contextlib.suppress(OSError, Taken):
+            found = [c.version for c in self.first.open().scan()[0]]
+            due = [version for version in found if not only_due or self.follower.due(version)]
+            newest = max(due, default=None)
+            if newest is not None and newest not in self.follower.spared() and self.follower.target.get(newest) is None:
+                self.follower.offer(newest)
 
     def rescue(self) -> None:
         """The launcher is dead: end what it left, save the newest snapshot, give the memory back."""
         for beat in read_heartbeats(self.memory):
             end_group(beat)
-        if self.disk is None:
+        if self.first is None:
             return  # the memory is the only place there is: it stays for a resume
         self.memory.settle()
-        self.drain_pending()
         newest = max(self.memory.whole(), default=None)
-        if newest is None:
-            return
-        if self.disk.get(newest) is not None or self.drain(newest):
+        if newest is not None and not self._has(newest):
+            self.memory.mark_for_drain(newest)
+        self.drain_pending()
+        if newest is not None and self._has(newest):
             self.memory.remove()
+
+    def _has(self, version: Version) -> bool:
+        assert self.first is not None
+        writers = [self.first] if self.follower is None else [self.first, self.follower.target]
+        return any(writer.get(version) is not None for writer in writers)
 
     def _release(self, records: list[SlotRecord]) -> None:
         slots = {(slot.rank, slot.index): slot for slot in self.memory.pending()}
@@ -113,23 +166,12 @@ class Drainer:
             if slot is not None:
                 slot.drain_mark.unlink(missing_ok=True)
 
-    def _event(self, event: str, version: Version, **details: object) -> None:
-        append_event(self.run.events, event, version.step, version.attempt, **details)
-
-    def _reason(self, error: Exception, records: list[SlotRecord]) -> str:
-        needed = sum(self.memory.file_of(record).stat().st_size for record in records)
-        free = ""
-        with contextlib.suppress(OSError):
-            info = os.statvfs(str(self.job.disk_root))
-            free = f"; needed {needed} bytes, free {info.f_bavail * info.f_frsize}"
-        return f"{error}{free}"
-
 
 def follow(drainer: Drainer) -> None:
     """Work until told to stop or orphaned."""
     word = b""
     while True:
-        version = drainer.next_version() if drainer.disk is not None else None
+        version = drainer.next_version()
         if version is not None:
             drainer.drain(version)
             continue
@@ -146,15 +188,18 @@ def follow(drainer: Drainer) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the drainer of one node."""
+    """Run the drainer of one node. Returns 69 when a tier failed whose `on_failure` is `stop`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends through its pipe, so that it never leaves work half done
     os.nice(NICENESS)
-    drainer = Drainer(DrainJob(**read(Path(arguments[0]))))
+    drainer = Drainer(drain_job_from_json(read(Path(arguments[0]))))
     with FileLock(drainer.memory.drainer_lock, timeout_s=60):
-        if drainer.disk is not None:
-            drainer.disk.remove_leftovers()
-        follow(drainer)
+        try:
+            drainer.start()
+            follow(drainer)
+        except TierFailed as error:
+            append_event(drainer.run.events, "fault", None, 0, rank=None, kind="tier", detail=str(error))
+            return Code.MISSING_RESOURCE
     return 0
 
 

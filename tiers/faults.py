@@ -1,16 +1,23 @@
-"""Named fault points: where a test (or a curious operator) may make a process die, raise, leave or hang.
+"""Named fault points: where a test (or a curious operator) may make a process die, raise, leave, hang or fail.
 
 `DTRAIN_FAULT="window.forward:rank=1:step=7"` makes rank 1 kill itself in the forward pass of step 7 of the
-first attempt. Several faults are separated by `;`. Keys: `rank`, `step`, `attempt` (default 1, `*` for any),
-`kind` (`kill`, `raise`, `exit`, `stop`, `slow`; default kill). Without the variable a point costs one test of a tuple.
+first attempt. Several faults are separated by `;`. Keys: `rank`, `step`, `attempt` (default 1, `*` for any), `nth`
+(the n-th time the point is passed, counted from 1; default every time), `kind` (`kill`, `raise`, `exit`, `stop`,
+`slow`, `enospc`, `eio`; default kill). `POINTS` are moments of a run; `OPERATIONS` are the single changes that
+tiers make to a disk or an object store, and `disk.*` or `object.*` means any of them. Without the variable a point
+costs one test of a tuple.
 """
 
 from __future__ import annotations
 
+import errno
+import fnmatch
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 VARIABLE = "DTRAIN_FAULT"
 SLOW_SECONDS = 0.5
@@ -35,7 +42,23 @@ POINTS: dict[str, str] = {
     "drain.committed": "the drainer, checkpoint committed",
     "prune.renamed": "the drainer, an old checkpoint moved aside, not yet deleted",
 }
-KINDS = ("kill", "raise", "exit", "stop", "slow")
+OPERATIONS: dict[str, str] = {
+    "disk.mkdir": "a folder is made",
+    "disk.create": "a file is created",
+    "disk.write": "bytes are written into a file",
+    "disk.sync": "a file is made durable",
+    "disk.sync_dir": "the names in a folder are made durable",
+    "disk.rename": "a folder or file gets its final name",
+    "disk.unlink": "a file is deleted",
+    "disk.rmdir": "a folder is deleted",
+    "disk.read": "a file is read back or read for a restore",
+    "object.put": "an object is uploaded",
+    "object.get": "an object is read",
+    "object.list": "objects are listed",
+    "object.delete": "an object is deleted",
+}
+KINDS = ("kill", "raise", "exit", "stop", "slow", "enospc", "eio")
+_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 
 
 class InjectedFault(RuntimeError):
@@ -51,6 +74,7 @@ class Fault:
     step: int | None = None
     attempt: int | None = 1
     kind: str = "kill"
+    nth: int | None = None
 
     def text(self) -> str:
         """The form that the environment variable takes."""
@@ -58,6 +82,7 @@ class Fault:
             "rank": self.rank,
             "step": self.step,
             "attempt": "*" if self.attempt is None else self.attempt,
+            "nth": self.nth,
         }
         parts = [f"{key}={value}" for key, value in keys.items() if value is not None]
         return ":".join([self.point, *parts, f"kind={self.kind}"])
@@ -65,60 +90,99 @@ class Fault:
     def matches(self, point: str, step: int | None, rank: int | None, attempt: int) -> bool:
         """Tell whether this fault strikes here."""
         return (
-            self.point == point
+            fnmatch.fnmatchcase(point, self.point)
             and (self.rank is None or self.rank == rank)
             and (self.step is None or self.step == step)
             and (self.attempt is None or self.attempt == attempt)
         )
 
 
-def fail_at(rank: int | None, step: int | None, point: str, kind: str = "kill", attempt: int | None = 1) -> str:
+def fail_at(
+    rank: int | None,
+    step: int | None,
+    point: str,
+    kind: str = "kill",
+    attempt: int | None = 1,
+    nth: int | None = None,
+) -> str:
     """Describe one fault for the environment variable; unknown points and kinds are refused."""
-    if point not in POINTS:
-        raise ValueError(f"no fault point {point!r}; there are {', '.join(POINTS)}")
+    if not _is_known(point):
+        raise ValueError(f"no fault point {point!r}; there are {', '.join([*POINTS, *OPERATIONS])}")
     if kind not in KINDS:
         raise ValueError(f"no kind of fault {kind!r}; there are {', '.join(KINDS)}")
-    return Fault(point, rank, step, attempt, kind).text()
+    return Fault(point, rank, step, attempt, kind, nth).text()
+
+
+def _is_known(point: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, point) for name in (*POINTS, *OPERATIONS))
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read the environment variable's form; unknown points, keys and kinds are refused."""
+    """Read the environment variable's form; unknown points, keys and kinds are refused with a ValueError."""
     faults = []
     for item in filter(None, (part.strip() for part in text.split(";"))):
         point, *pairs = item.split(":")
-        keys = dict(pair.split("=", 1) for pair in pairs)
-        unknown = keys.keys() - {"rank", "step", "attempt", "kind"}
+        keys = dict(pair.partition("=")[::2] for pair in pairs)
+        unknown = keys.keys() - {"rank", "step", "attempt", "kind", "nth"}
         kind = keys.get("kind", "kill")
-        if point not in POINTS or unknown or kind not in KINDS:
+        try:
+            if not _is_known(point) or unknown or kind not in KINDS:
+                raise ValueError(item)
+            attempt = None if keys.get("attempt") == "*" else int(keys.get("attempt", "1"))
+            numbers = {key: int(keys[key]) for key in ("rank", "step", "nth") if key in keys}
+        except ValueError:
             raise ValueError(
-                f"{VARIABLE}: cannot read {item!r}; points: {', '.join(POINTS)}; kinds: {', '.join(KINDS)}"
-            )
-        attempt = None if keys.get("attempt") == "*" else int(keys.get("attempt", "1"))
-        faults.append(Fault(point, _number(keys.get("rank")), _number(keys.get("step")), attempt, kind))
+                f"{VARIABLE}: cannot read {item!r}; points: {', '.join([*POINTS, *OPERATIONS])}; "
+                f"kinds: {', '.join(KINDS)}"
+            ) from None
+        faults.append(Fault(point, numbers.get("rank"), numbers.get("step"), attempt, kind, numbers.get("nth")))
     return tuple(faults)
 
 
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
-
-
 _faults = parse(os.environ.get(VARIABLE, ""))
+_passed = [0] * len(_faults)
 _rank: int | None = int(os.environ["RANK"]) if "RANK" in os.environ else None
 _attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))
+
+Watcher = Callable[[str, str, Any], None]
+_watcher: Watcher | None = None
+
+
+def watch(watcher: Watcher | None) -> Watcher | None:
+    """Let `watcher(name, where, detail)` see every operation before it happens; it may raise an OSError.
+
+    Returns the watcher of before. For tests within one process: recorders and scripted failures.
+    """
+    global _watcher
+    before, _watcher = _watcher, watcher
+    return before
+
+
+def operation(name: str, where: object, detail: Any = None) -> None:
+    """Mark one change of a disk or an object store, just before it is made."""
+    if _watcher is not None:
+        _watcher(name, str(where), detail)
+    if _faults:
+        point(name)
 
 
 def point(name: str, step: int | None = None, rank: int | None = None) -> None:
     """Mark a place where a fault may strike; does nothing unless one is set for it."""
     if not _faults:
         return
-    for fault in _faults:
+    for index, fault in enumerate(_faults):
         if fault.matches(name, step, _rank if rank is None else rank, _attempt):
-            _strike(fault)
+            _passed[index] += 1
+            if fault.nth in (None, _passed[index]):
+                _strike(fault)
 
 
 def _strike(fault: Fault) -> None:
     if fault.kind == "raise":
         raise InjectedFault(f"fault {fault.text()}")
+    if fault.kind in _ERRORS:
+        number = _ERRORS[fault.kind]
+        raise OSError(number, f"{os.strerror(number)} (fault {fault.text()})")
     if fault.kind == "exit":
         os._exit(0)
     if fault.kind == "slow":

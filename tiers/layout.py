@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STEP = re.compile(r"step-(\d{10})\.a(\d{4,9})")
-_STAGING = re.compile(r"\.(?:tmp|trash)-step-\d{10}\.a\d{4,9}")
+_UNFINISHED = re.compile(r"\.(?:tmp|trash)-(step-\d{10}\.a\d{4,9})")
 _ATTEMPT = re.compile(r"attempt-(\d{4,9})")
+_SHARD = re.compile(r"rank-(\d{5,9})\.safetensors")
+_PART = re.compile(r"part-(\d{5,9})\.json")
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MANIFEST = "manifest.json"
+INTENT = "begun.json"
+"""In `.tmp-…` or `.trash-…`: the folder of that name is being written or deleted, where renames are not atomic."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -35,9 +39,30 @@ def parse_version(dirname: str) -> Version | None:
     return Version(attempt=int(match[2]), step=int(match[1])) if match else None
 
 
-def is_leftover(dirname: str) -> bool:
-    """Tell whether a folder is an unfinished write or delete of ours."""
-    return _STAGING.fullmatch(dirname) is not None
+def staging_name(folder: str) -> str:
+    """Folder in which a checkpoint is made."""
+    return f".tmp-{folder}"
+
+
+def trash_name(folder: str) -> str:
+    """Folder in which a checkpoint is deleted."""
+    return f".trash-{folder}"
+
+
+def unfinished(dirname: str) -> str | None:
+    """Folder name of the checkpoint whose unfinished write or delete a folder is, or None for any other name."""
+    match = _UNFINISHED.fullmatch(dirname)
+    return match[1] if match else None
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a file in a checkpoint's folder has one of the names that dtrain gives."""
+    return name in (MANIFEST, INTENT) or any(form.fullmatch(name) for form in (_SHARD, _PART))
+
+
+def part_name(node: int) -> str:
+    """File in which one node of several tells what it has added to a checkpoint."""
+    return f"part-{node:05d}.json"
 
 
 def shard_name(rank: int) -> str:
@@ -105,6 +130,11 @@ class RunDir:
     def disk(self, path: str) -> Path:
         """Folder of a disk tier; relative paths lie in the run."""
         return self.root / path
+
+    @property
+    def spool(self) -> Path:
+        """Copies of remote files while they are read; cleared at every start."""
+        return self.root / "spool"
 
     def next_attempt(self) -> int:
         """Take the next attempt number: the folder made for it keeps anybody else from taking it too."""

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .digest import digest
-from .jsonfile import Unreadable, dumps, read
+from .jsonfile import Unreadable, dumps
 from .layout import FILE_NAME, MANIFEST, Version
-from .memory import SlotRecord
-from .shardfile import Entry, Shard
+from .shardfile import Entry
 
 FORMAT = "dtrain-checkpoint-1"
+MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One rank's file as the manifest describes it; `digests` are those of the entries, in order."""
+
+    name: str
+    rank: int
+    nbytes: int
+    digest: str
+    header_digest: str
+    entries: tuple[Entry, ...]
+    digests: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Form in which one node tells another."""
+        entries = [[e.name, e.dtype, list(e.shape), e.start, list(e.global_shape), e.nbytes] for e in self.entries]
+        return {**vars(self), "entries": entries, "digests": list(self.digests)}
+
+
+def shard_file_from_json(value: dict[str, Any]) -> ShardFile:
+    """Read the form of `to_json`; raises Unreadable."""
+    try:
+        entries = tuple(
+            Entry(name, dtype, tuple(shape), start, tuple(whole), nbytes)
+            for name, dtype, shape, start, whole, nbytes in value["entries"]
+        )
+        if FILE_NAME.fullmatch(value["name"]) is None:
+            raise ValueError(f"file name {value['name']!r}")
+        return ShardFile(**{**value, "entries": entries, "digests": tuple(value["digests"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"not the description of a shard ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -51,33 +83,31 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """JSON with a digest of itself."""
-        return dumps({**self.body, "digest": digest(dumps(self.body))})
+        text = dumps(self.body)
+        return b'{"digest":"' + digest(text).encode() + b'",' + text[1:]
 
 
-def build(
-    version: Version,
-    shards: Sequence[tuple[str, Shard, SlotRecord, int, str]],
-) -> Manifest:
-    """Put a manifest together from (file name, header, commit record, bytes, digest) of every rank's file."""
-    first = shards[0][2]
+def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shards: Sequence[ShardFile]) -> Manifest:
+    """Put a manifest together from the description of every rank's file; raises Unreadable when one is missing."""
+    if sorted(shard.rank for shard in shards) != list(range(world)):
+        raise Unreadable(f"{version}: shards of {len(shards)} ranks, should be {world}")
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     rng: dict[str, Any] = {}
-    for name, shard, record, nbytes, content in shards:
-        files[name] = {"bytes": nbytes, "digest": content, "header_digest": record.header_digest}
-        for entry, entry_digest in zip(shard.entries, record.digests, strict=True):
+    for shard in shards:
+        files[shard.name] = {"bytes": shard.nbytes, "digest": shard.digest, "header_digest": shard.header_digest}
+        for entry, entry_digest in zip(shard.entries, shard.digests, strict=True):
             if entry.is_state:
-                _add_piece(tensors, name, entry, entry_digest)
+                _add_piece(tensors, shard.name, entry, entry_digest)
             else:
-                where = rng.setdefault(str(record.rank), {"file": name, "tensors": {}})
+                where = rng.setdefault(str(shard.rank), {"file": shard.name, "tensors": {}})
                 where["tensors"][entry.name] = entry_digest
-    meta = dict(first.meta)
     body = {
         "format": FORMAT,
-        "run_id": first.run_id,
+        "run_id": run_id,
         "step": version.step,
         "attempt": version.attempt,
-        "world": first.world,
+        "world": world,
         "files": files,
         "tensors": tensors,
         "rng": rng,
@@ -92,16 +122,19 @@ def _add_piece(tensors: dict[str, Any], file: str, entry: Entry, content: str) -
     info["pieces"].append({"file": file, "offset": offset, "shape": list(entry.shape), "digest": content})
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint's folder; raises Unreadable with the reason."""
-    body = read(folder / MANIFEST)
-    where = str(folder / MANIFEST)
-    stored = body.pop("digest", None)
-    if stored != digest(dumps(body)):
-        raise Unreadable(f"{where}: the manifest does not match its digest")
+def parse_manifest(data: bytes, folder: str, where: str) -> Manifest:
+    """Read and check the manifest of the checkpoint called `folder`; raises Unreadable with the reason."""
+    where = f"{where}/{folder}/{MANIFEST}"
     try:
-        _check(body, folder.name)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        body = json.loads(data)
+        stored = body.pop("digest", None)
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise Unreadable(f"{where}: not a JSON object ({error})") from error
+    try:
+        if stored != digest(dumps(body)):
+            raise Unreadable(f"{where}: the manifest does not match its digest")
+        _check(body, folder)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise Unreadable(f"{where}: {error}") from error
     return Manifest(body)
 
@@ -116,6 +149,10 @@ def _check(body: dict[str, Any], dirname: str) -> None:
     for name in body["files"]:
         if FILE_NAME.fullmatch(name) is None:
             raise ValueError(f"file name {name!r}")
+    if body["rng"].keys() != {str(rank) for rank in range(body["world"])}:
+        raise ValueError("the random state of a rank is missing")
+    if not isinstance(body["data"]["samples"], int):
+        raise ValueError("the position in the data is missing")
     for name, info in body["tensors"].items():
         if not _covers(info["shape"], info["pieces"]) or any(p["file"] not in body["files"] for p in info["pieces"]):
             raise ValueError(f"the pieces of {name!r} do not make up the tensor")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,9 @@ class ShardReader:
         """Map `path`; raises Unreadable when it is missing, cut or damaged in its header."""
         self.path = path
         try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb"):
+                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise Unreadable(f"{path}: {error}") from error
         length = int.from_bytes(self._map[:8], "little")
@@ -146,10 +148,14 @@ class ShardReader:
         self._view.release()
         self._map.close()
 
+    def head(self) -> memoryview:
+        """The header with its length; release the view before closing."""
+        return self._view[: self.data_start]
+
     @property
     def header_digest(self) -> str:
         """Digest of the header with its length."""
-        with self._view[: self.data_start] as head:
+        with self.head() as head:
             return digest(head)
 
     def all_data(self) -> Iterator[memoryview]:

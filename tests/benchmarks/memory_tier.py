@@ -95,7 +95,7 @@ def open_snapshots(parts: Parts, context: Context, memory: MemoryDir, plan: Plan
         rank=context.rank,
         world=context.world,
         device=context.device,
-        cadence=Cadence(memory=1, disk=0, drain_patient=False),
+        cadence=Cadence(memory=1, slow=0, drain_patient=False),
         pace=Pace(
             plan.forward.bytes_per_window or 0, plan.backward.bytes_per_window or 0, plan.forward.slice_bytes or 2**20
         ),

@@ -19,6 +19,7 @@ from dtrain.specs.models import AdamW, GptModel, Sgd, Spec
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.store import Place
 
 RUN_ID = "feed"
 CPU = torch.device("cpu")
@@ -144,7 +145,7 @@ def content(state: TrainState) -> dict[str, bytes]:
 
 
 def in_memory(memory: MemoryDir, step: int, attempt: int = 1) -> Candidate:
-    return Candidate("memory", Version(attempt=attempt, step=step), str(memory.path))
+    return Candidate(Version(attempt=attempt, step=step), Place("memory", str(memory.path)))
 
 
 @dataclass

@@ -17,6 +17,7 @@ from dtrain.specs.codes import Code
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.store import Place
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ def run(tmp_path: Path) -> RunDir:
 
 
 CANDIDATES = (
-    Candidate("memory", Version(3, 120), "/m"),
-    Candidate("disk", Version(1, 10**10), "/d/step-10000000000.a0001"),
+    Candidate(Version(3, 120), Place("memory", "/m")),
+    Candidate(Version(1, 10**10), Place("object", "s3://b/d", {"region": "x"})),
 )
 SKIPPED = ({"tier": "disk", "step": 7, "attempt": 1, "reason": "damaged header (…)"},)
 

@@ -10,9 +10,10 @@ from dtrain.engine.restore import Restored
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.store import Place
 
 METRICS = {"step": 3, "loss": 0.5, "lr": 1e-3, "step_s": 0.25}
-RESTORED = Restored(Candidate("disk", Version(1, 3), "/d"), {}, 1.5, [{"step": 4, "reason": "damaged"}])
+RESTORED = Restored(Candidate(Version(1, 3), Place("disk", "/d")), {}, 1.5, [{"step": 4, "reason": "damaged"}])
 
 
 def said(run: RunDir, *, active: bool) -> None:

@@ -29,10 +29,11 @@ from torch import nn
 from dtrain.engine.restore import MAX_SHOWN, NothingUsable, Restored, restore
 from dtrain.engine.state import DTYPE_TAGS, StateError, TrainState, seed_everything
 from dtrain.specs.models import Sgd
-from dtrain.tiers.disk import DiskTier
+from dtrain.tiers.gather import gather
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir, Slot
 from dtrain.tiers.recovery import Candidate, find
+from dtrain.tiers.tier import disk_tier
 
 
 def mine(ok: bool) -> bool:
@@ -226,10 +227,10 @@ def test_the_disk_gives_what_memory_held(memory: MemoryDir, ranks: MakeRanks, tm
     state = state_of(Odd())
     update(state, 1)
     ranks(state, 3).store(7)
-    disk = DiskTier(tmp_path / "checkpoints", RUN_ID)
-    disk.write(memory, memory.whole()[Version(1, 7)])
+    disk = disk_tier(tmp_path / "checkpoints", RUN_ID)
+    disk.write(*gather(memory, memory.whole()[Version(1, 7)]))
     memory.remove()
-    (candidate,) = find(memory, disk)[0]
+    (candidate,) = find(memory, [disk]).candidates
     assert candidate.tier == "disk"
     again = fresh(Odd)
     restored = load(again, candidate, rank=2)

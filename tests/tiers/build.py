@@ -7,11 +7,12 @@ from pathlib import Path
 
 from dtrain.planners.shards import TensorInfo, divide
 from dtrain.tiers.digest import digest
-from dtrain.tiers.disk import DiskTier
+from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, replace
 from dtrain.tiers.layout import RunDir
 from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
 from dtrain.tiers.shardfile import Entry, Shard
+from dtrain.tiers.tier import disk_tier
 
 TENSORS = [
     TensorInfo("model.a", "F32", (37, 50)),
@@ -74,14 +75,15 @@ class Place:
         self.memory = MemoryDir(folder / "memory")
         self.memory.path.mkdir()
         replace(self.run.run, dumps({"run_id": RUN_ID}))
-        self.disk = DiskTier(self.run.disk("checkpoints"), RUN_ID)
+        self.root = self.run.disk("checkpoints")
+        self.disk = disk_tier(self.root, RUN_ID)
 
     def store(self, step: int, attempt: int = 1, world: int = 2) -> Path:
         """Commit a checkpoint of `step` on disk; returns its folder."""
         snapshot(self.memory, step, world=world, attempt=attempt)
         version = max(v for v in self.memory.whole() if v.step == step)
-        return self.disk.write(self.memory, self.memory.whole()[version]).folder
+        return self.root / self.disk.write(*gather(self.memory, self.memory.whole()[version])).folder
 
     def tree(self) -> list[str]:
         """Names of everything in the disk tier."""
-        return sorted(os.listdir(self.disk.root)) if self.disk.root.is_dir() else []
+        return sorted(set(os.listdir(self.root)) - {".fence"}) if self.root.is_dir() else []

@@ -7,17 +7,19 @@ import pytest
 from safetensors import safe_open
 from tests.tiers.build import TENSORS, Place, put, snapshot, value_of
 
-from dtrain.tiers.disk import DiskTier
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version, parse_version
 from dtrain.tiers.memory import SlotRecord
 from dtrain.tiers.recovery import contents, digest_of, find, open_candidate, verify
+from dtrain.tiers.retention import Rule
+from dtrain.tiers.tier import disk_tier
 
 
 def test_a_checkpoint_reads_back_as_it_was_stored(place: Place) -> None:
     place.store(120)
-    (candidate,), rejected = find(None, place.disk)
-    assert not rejected
+    found = find(None, [place.disk])
+    (candidate,) = found.candidates
+    assert not found.rejected
     got = {info.name: bytearray() for info in TENSORS}
     for content in contents(open_candidate(candidate)):
         if content.is_state:
@@ -39,11 +41,11 @@ def test_files_are_plain_safetensors_on_page_boundaries(place: Place) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_the_state_digest_does_not_depend_on_the_world_size(place: Place, world: int) -> None:
     place.store(7, world=1)
-    alone = digest_of(open_candidate(find(None, place.disk)[0][0]))
+    alone = digest_of(open_candidate(find(None, [place.disk]).candidates[0]))
     shutil.rmtree(place.memory.path)
     place.memory.path.mkdir()
     place.store(7, attempt=2, world=world)
-    assert digest_of(open_candidate(find(None, place.disk)[0][0])) == alone
+    assert digest_of(open_candidate(find(None, [place.disk]).candidates[0])) == alone
 
 
 def flip(path: Path, position: int) -> None:
@@ -60,7 +62,7 @@ def test_every_flipped_bit_is_noticed_and_the_older_step_is_used(place: Place, n
     for position in [*range(0, len(good), max(1, len(good) // 97)), len(good) - 1]:
         flip(file, position)
         usable = []
-        for candidate in find(None, place.disk)[0]:
+        for candidate in find(None, [place.disk]).candidates:
             try:
                 verify(open_candidate(candidate))
             except Unreadable:
@@ -78,7 +80,7 @@ def test_every_truncation_is_noticed(place: Place, name: str) -> None:
     for size in sorted(cut for cut in cuts if cut < len(good)):
         file.write_bytes(good[:size])
         with pytest.raises(Unreadable):
-            found = find(None, place.disk)[0]
+            found = find(None, [place.disk]).candidates
             if not found:
                 raise Unreadable("no manifest")
             verify(open_candidate(found[0]))
@@ -89,7 +91,7 @@ def test_row_4_the_tail_zeroed_at_full_size_is_noticed(place: Place) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
     with pytest.raises(Unreadable):
-        verify(open_candidate(find(None, place.disk)[0][0]))
+        verify(open_candidate(find(None, [place.disk]).candidates[0]))
 
 
 def test_row_13_only_exact_names_are_checkpoints_and_others_are_never_deleted(place: Place) -> None:
@@ -97,42 +99,42 @@ def test_row_13_only_exact_names_are_checkpoints_and_others_are_never_deleted(pl
         place.store(step)
     strangers = ["step-10.backup", "foo-step-12", "step-0000000010.a0001.bak", "old-step-0000000010.a0001", "step-10"]
     for name in strangers:
-        shutil.copytree(place.disk.root / "step-0000000010.a0001", place.disk.root / name)
-        (place.disk.root / name / "mine.txt").write_text("keep me")
+        shutil.copytree(place.root / "step-0000000010.a0001", place.root / name)
+        (place.root / name / "mine.txt").write_text("keep me")
     assert [c.version.step for c in place.disk.scan()[0]] == [10, 20, 30, 40]
-    place.disk.prune(2)
+    place.disk.prune(Rule(2))
     assert [c.version.step for c in place.disk.scan()[0]] == [30, 40]
     assert place.disk.remove_leftovers() == []
-    assert all((place.disk.root / name / "mine.txt").exists() for name in strangers)
+    assert all((place.root / name / "mine.txt").exists() for name in strangers)
 
 
 def test_row_10_a_folder_without_manifest_is_told_of_and_never_deleted(place: Place) -> None:
     folder = place.store(5)
     (folder / "manifest.json").unlink()
-    found, rejected = find(None, place.disk)
-    assert not found
-    assert [r.version.step for r in rejected] == [5]
-    place.disk.prune(1)
+    found = find(None, [place.disk])
+    assert not found.candidates
+    assert [r.version.step for r in found.rejected] == [5]
+    place.disk.prune(Rule(1))
     assert folder.exists()
 
 
 def test_retention_leaves_other_runs_and_the_newest_alone(place: Place) -> None:
     place.store(1)
-    DiskTier(place.disk.root, "another run").prune(1)
+    disk_tier(place.root, "another run").prune(Rule(1))
     assert len(place.disk.scan()[0]) == 1
     place.store(2)
-    assert place.disk.prune(1) == [Version(1, 1)]
-    assert place.disk.prune(1) == []
+    assert place.disk.prune(Rule(1)).removed == [Version(1, 1)]
+    assert place.disk.prune(Rule(1)).removed == []
 
 
 def test_row_18_order_is_by_attempt_and_step_not_by_time(place: Place) -> None:
     place.store(40, attempt=1)
     place.store(30, attempt=2)
-    for folder in place.disk.root.iterdir():
+    for folder in place.root.iterdir():
         import os
 
         os.utime(folder, (0, 0))
-    assert [c.version for c in find(None, place.disk)[0]] == [Version(2, 30), Version(1, 40)]
+    assert [c.version for c in find(None, [place.disk]).candidates] == [Version(2, 30), Version(1, 40)]
 
 
 def test_a_name_is_used_once(place: Place) -> None:
@@ -180,7 +182,7 @@ def test_the_faster_tier_comes_first_and_the_newest_version_before_all(place: Pl
     place.store(10)
     snapshot(place.memory, 10)
     snapshot(place.memory, 11, slot=1)
-    order = [(c.tier, c.version.step) for c in find(place.memory, place.disk)[0]]
+    order = [(c.tier, c.version.step) for c in find(place.memory, [place.disk]).candidates]
     assert order == [("memory", 11), ("memory", 10), ("disk", 10)]
 
 

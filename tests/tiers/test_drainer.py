@@ -14,6 +14,7 @@ from dtrain.tiers.faults import POINTS, fail_at
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import Version
 from dtrain.tiers.recovery import find, open_candidate, verify
+from dtrain.tiers.writer import TierJob
 
 DRAIN_POINTS = [name for name in POINTS if name.startswith(("drain.", "prune."))]
 
@@ -21,7 +22,7 @@ DRAIN_POINTS = [name for name in POINTS if name.startswith(("drain.", "prune."))
 def start(place: Place, fault: str = "", keep: int = 2) -> subprocess.Popen[bytes]:
     job = place.memory.path / "drainer.json"
     job.write_bytes(
-        DrainJob(str(place.run.root), str(place.memory.path), str(place.disk.root), keep, RUN_ID).to_bytes()
+        DrainJob(str(place.run.root), str(place.memory.path), RUN_ID, (TierJob(place.disk.place, keep),)).to_bytes()
     )
     environment = {**os.environ, "DTRAIN_FAULT": fault}
     return subprocess.Popen(
@@ -47,7 +48,7 @@ def test_pinned_snapshots_reach_the_disk_and_are_released(place: Place) -> None:
     process = start(place)
     for step, slot in ((10, 0), (20, 1), (30, 2)):
         snapshot(place.memory, step, slot=slot, drain=True)
-        wait_for(place.disk.root / Version(1, step).dirname / "manifest.json")
+        wait_for(place.root / Version(1, step).dirname / "manifest.json")
     assert stop(process) == 0
     assert place.memory.pending() == []
     assert place.tree() == ["step-0000000020.a0001", "step-0000000030.a0001"]
@@ -70,12 +71,12 @@ def test_killed_at_any_point_the_older_step_stays_and_the_next_drainer_finishes(
     snapshot(place.memory, 10, slot=1, drain=True)
     killed = start(place, fail_at(None, None, point))
     assert killed.wait(timeout=20) == -9
-    good = [c for c in find(None, place.disk)[0]]
+    good = [c for c in find(None, [place.disk]).candidates]
     for candidate in good:
         verify(open_candidate(candidate))
     assert {c.version.step for c in good} & {6, 10}, "at no moment without a good checkpoint"
     assert stop(start(place)) == 0
-    verify(open_candidate(find(None, place.disk)[0][0]))
+    verify(open_candidate(find(None, [place.disk]).candidates[0]))
     assert place.tree() == ["step-0000000006.a0001", "step-0000000010.a0001"], "nothing is left over, retention holds"
     assert place.memory.pending() == []
 
@@ -92,12 +93,11 @@ def test_orphaned_it_saves_the_newest_snapshot_and_gives_the_memory_back(place: 
 
 
 def test_a_failing_disk_is_told_of_and_the_slot_released(place: Place) -> None:
-    place.disk.root.mkdir(parents=True)
-    (place.disk.root / "step-0000000010.a0001").write_text("a file where the folder should go")
+    place.root.mkdir(parents=True)
+    (place.root / "step-0000000010.a0001").write_text("a file where the folder should go")
     snapshot(place.memory, 10, drain=True)
     assert stop(start(place)) == 0
     (event,) = [e for e in read_lines(place.run.events) if e["event"] == "skipped"]
     assert "exists already" in event["reason"]
-    assert "free" in event["reason"]
     assert place.memory.pending() == []
     assert place.tree() == ["step-0000000010.a0001"], "the staging folder is gone"

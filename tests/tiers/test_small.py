@@ -10,6 +10,7 @@ from tests.tiers.build import Place
 
 from dtrain.tiers import faults
 from dtrain.tiers.copyfile import copy_durable
+from dtrain.tiers.digest import file_digest
 from dtrain.tiers.heartbeat import Heartbeat, clear_heartbeats, read_heartbeats
 from dtrain.tiers.jsonfile import Unreadable, append_line, read, read_lines, replace
 from dtrain.tiers.layout import RunDir
@@ -38,7 +39,7 @@ def test_a_lock_goes_with_its_holder(tmp_path: Path) -> None:
 def test_copies_are_exact_on_any_size(tmp_path: Path, size: int) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(size))
-    assert copy_durable(source, tmp_path / "target") == size
+    assert copy_durable(source, tmp_path / "target") == file_digest(source)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
     with pytest.raises(FileExistsError):
         copy_durable(source, tmp_path / "target")

@@ -1,0 +1,155 @@
+"""How a checkpoint comes to be there, and how it goes: as one change that a crash can only cut before or after.
+
+Where a folder's rename is atomic: all files are made in `.tmp-<name>`, then the folder gets its name. Deleting
+renames it to `.trash-<name>` first. Where it is not (buckets, mounted buckets): `.tmp-<name>/begun.json` says that the
+folder `<name>` is under way, the files are made in it, the manifest last, then the note goes. Deleting leaves such a
+note in `.trash-<name>`, takes the manifest away first, then the files. So whatever a crash leaves can be told from
+what people put there: without a note or a name of ours, nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from . import faults
+from .jsonfile import dumps
+from .layout import INTENT, MANIFEST, Version, is_ours, staging_name, trash_name, unfinished
+from .store import Store
+
+Check = Callable[[], None]
+"""Raises when this writer has been fenced out; called right before a change that others see."""
+
+
+class Commit(Protocol):
+    """One of the two ways."""
+
+    def begin(self, version: Version) -> str:
+        """Start a checkpoint; returns the folder to make its files in. Raises FileExistsError for a foreign one."""
+
+    def seal(self, version: Version, manifest: bytes, check: Check) -> None:
+        """All files are there: make it a checkpoint."""
+
+    def abandon(self, version: Version) -> None:
+        """Remove what `begin` and whatever followed it have made."""
+
+    def remove(self, version: Version, check: Check) -> None:
+        """Delete a checkpoint."""
+
+
+def commit_of(store: Store) -> Commit:
+    """The way that a store allows."""
+    return ByRename(store) if store.renames else ByManifest(store)
+
+
+def ours(store: Store, folder: str) -> list[str]:
+    """Names of the files in a folder that dtrain gives, the manifest first, so that it goes first too."""
+    return sorted(filter(is_ours, store.files(folder)), key=lambda name: (name != MANIFEST, name))
+
+
+def clean(store: Store, note: str) -> bool:
+    """End an unfinished write or delete that a folder called `note` stands for; False when it is not one of ours."""
+    folder = unfinished(note)
+    if folder is None:
+        return False
+    if INTENT in store.files(note):
+        half_deleted = note == trash_name(folder)
+        if half_deleted or MANIFEST not in store.files(folder):
+            store.delete(folder, ours(store, folder))
+        store.sync()
+    store.delete(note, ours(store, note))
+    return True
+
+
+class ByRename:
+    """The folder gets its name when everything is in it."""
+
+    def __init__(self, store: Store) -> None:
+        """Commit into `store`."""
+        self.store = store
+
+    def begin(self, version: Version) -> str:
+        """Make way for the staging folder."""
+        if self.store.files(version.dirname) or version.dirname in self.store.folders():
+            raise FileExistsError(17, "a folder of this name exists already", f"{self.store.where}/{version.dirname}")
+        staging = staging_name(version.dirname)
+        self.store.delete(staging, ours(self.store, staging))
+        return staging
+
+    def seal(self, version: Version, manifest: bytes, check: Check) -> None:
+        """Manifest, names durable, rename, name durable."""
+        staging = staging_name(version.dirname)
+        self.store.create(staging, MANIFEST, manifest)
+        self.store.sync(staging)
+        faults.point("drain.rename", version.step)
+        check()
+        self.store.rename(staging, version.dirname)
+        self.store.sync()
+
+    def abandon(self, version: Version) -> None:
+        """Also when the folder has its name already: nobody was told of it, and it may not be durable."""
+        staging = staging_name(version.dirname)
+        folder = staging if staging in self.store.folders() else version.dirname
+        self.store.delete(folder, ours(self.store, folder))
+
+    def remove(self, version: Version, check: Check) -> None:
+        """Move aside, then delete; a folder with other people's files in it is emptied where it is."""
+        names = self.store.files(version.dirname)
+        if not all(map(is_ours, names)):
+            ByManifest(self.store).remove(version, check)
+            return
+        trash = trash_name(version.dirname)
+        self.store.delete(trash, ours(self.store, trash))
+        check()
+        self.store.rename(version.dirname, trash)
+        self.store.sync()
+        faults.point("prune.renamed", version.step)
+        self.store.delete(trash, ours(self.store, trash))
+
+
+class ByManifest:
+    """The manifest makes it a checkpoint, a note beside it tells of unfinished work."""
+
+    def __init__(self, store: Store) -> None:
+        """Commit into `store`."""
+        self.store = store
+
+    def begin(self, version: Version) -> str:
+        """Leave the note first."""
+        note = staging_name(version.dirname)
+        if INTENT in self.store.files(note):
+            clean(self.store, note)
+        if self.store.files(version.dirname):
+            raise FileExistsError(17, "a folder of this name exists already", f"{self.store.where}/{version.dirname}")
+        self.store.create(note, INTENT, dumps({"folder": version.dirname}))
+        self.store.sync()
+        return version.dirname
+
+    def seal(self, version: Version, manifest: bytes, check: Check) -> None:
+        """Manifest last, then the note goes."""
+        self.store.sync(version.dirname)
+        self.store.sync()
+        faults.point("drain.rename", version.step)
+        check()
+        self.store.create(version.dirname, MANIFEST, manifest)
+        self.store.delete(staging_name(version.dirname), [INTENT])
+
+    def abandon(self, version: Version) -> None:
+        """Files first, the note last."""
+        note = staging_name(version.dirname)
+        if INTENT in self.store.files(note):
+            self.store.delete(version.dirname, ours(self.store, version.dirname))
+            self.store.delete(note, [INTENT])
+
+    def remove(self, version: Version, check: Check) -> None:
+        """Note, manifest, files, note."""
+        note = trash_name(version.dirname)
+        check()
+        if INTENT not in self.store.files(note):
+            self.store.create(note, INTENT, dumps({"folder": version.dirname}))
+            self.store.sync()
+        faults.point("prune.renamed", version.step)
+        self.store.delete(version.dirname, [MANIFEST])
+        self.store.delete(version.dirname, ours(self.store, version.dirname))
+        self.store.sync()
+        self.store.delete(note, [INTENT])

@@ -1,0 +1,118 @@
+"""The fence: who writes into a store last shuts out who wrote before.
+
+Every drainer claims the next number when it starts, by creating `.fence/epoch-<number>.json`, which only one can.
+Before a change that others see (commit, delete) it looks whether its claim still stands: the file of the next number
+is not there, and its own is. A node that was cut off, or a process that was stopped and wakes up an hour later, finds itself
+shut out before it can commit or delete anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass
+
+from .jsonfile import Unreadable, dumps
+from .store import Store
+
+FOLDER = ".fence"
+_CLAIM = re.compile(r"epoch-(\d{10})\.json")
+_MAX_BYTES = 65536
+
+
+class Fenced(Exception):
+    """Somebody has claimed the store after us; the message names them."""
+
+
+class Taken(Exception):
+    """Another run holds the store; the message names it."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Our claim on a store."""
+
+    store: Store
+    epoch: int
+
+    def check(self) -> None:
+        """Raise Fenced when a later claim is there."""
+        later = claim_name(self.epoch + 1)
+        if _exists(self.store, later) or not _exists(self.store, claim_name(self.epoch)):
+            raise Fenced(f"{self.store.where} was taken over by {holder(self.store)}; this process writes no more")
+
+
+def claim_name(epoch: int) -> str:
+    """File of a claim."""
+    return f"epoch-{epoch:010d}.json"
+
+
+def claim(store: Store, run_id: str) -> Fence:
+    """Take the store for a run, shutting out whoever wrote for it before.
+
+    Raises Taken when another run has it, OSError when the store fails.
+    """
+    while True:
+        newest = max(_claims(store), default=0)
+        if newest:
+            _refuse_other(store, newest, run_id)
+        info = {
+            "run_id": run_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        try:
+            store.create(FOLDER, claim_name(newest + 1), dumps(info))
+        except FileExistsError:
+            continue
+        store.sync()
+        store.delete(FOLDER, [claim_name(epoch) for epoch in _claims(store) if epoch <= newest])
+        return Fence(store, newest + 1)
+
+
+def holder(store: Store) -> str:
+    """Who has the store, in words."""
+    info = _read(store, max(_claims(store), default=0))
+    return f"process {info.get('pid')} on {info.get('host')} since {info.get('started')} (run {info.get('run_id')})"
+
+
+def refuse_other(store: Store, run_id: str) -> None:
+    """Raise Taken when another run has the store."""
+    newest = max(_claims(store), default=0)
+    if newest:
+        _refuse_other(store, newest, run_id)
+
+
+def _refuse_other(store: Store, epoch: int, run_id: str) -> None:
+    owner = _read(store, epoch).get("run_id")
+    if owner not in (None, run_id):
+        raise Taken(
+            f"{store.where} belongs to another run ({holder(store)}); give each run a place of its own, "
+            f"or delete {store.where}/{FOLDER} if that run is gone for good"
+        )
+
+
+def _claims(store: Store) -> list[int]:
+    return [int(match[1]) for name in store.files(FOLDER) if (match := _CLAIM.fullmatch(name))]
+
+
+def _exists(store: Store, name: str) -> bool:
+    """By reading, not by listing: listings may be late."""
+    try:
+        store.read(FOLDER, name, _MAX_BYTES)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read(store: Store, epoch: int) -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError, Unreadable):
+        value = json.loads(store.read(FOLDER, claim_name(epoch), _MAX_BYTES))
+        if isinstance(value, dict):
+            return value
+    return {}

@@ -1,0 +1,100 @@
+"""A thread of the drainer that fills a slower tier from the one before it, without holding anybody up.
+
+One checkpoint is under way and one waits; a newer one takes the waiting one's place, which counts as left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .jsonfile import Unreadable, append_event
+from .layout import Version
+from .manifest import Manifest
+from .writer import Load, TierFailed, Writer
+
+
+class Follower:
+    """Carries versions from the tier of `source` into the tier of `target`."""
+
+    def __init__(self, source: Writer, target: Writer) -> None:
+        """Prepare; `start` starts the thread."""
+        self.source, self.target = source, target
+        self.failure: TierFailed | None = None
+        self._waiting: Version | None = None
+        self._under_way: Version | None = None
+        self._ending = False
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"dtrain-{target.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def due(self, version: Version) -> bool:
+        """Tell whether a version belongs into the tier by its interval."""
+        return version.step % self.target.job.every == 0
+
+    def offer(self, version: Version) -> None:
+        """The source has committed a version that belongs here too."""
+        with self._changed:
+            overtaken, self._waiting = self._waiting, version
+            self._changed.notify()
+        if overtaken not in (None, version):
+            assert overtaken is not None
+            append_event(
+                self.target.run.events, "skipped", overtaken.step, overtaken.attempt, tier=self.target.name,
+                reason="the tier is slower than its interval: a newer checkpoint goes first", left_out=1,
+            )  # fmt: skip
+
+    def spared(self) -> set[Version]:
+        """Versions that the source must not delete yet."""
+        with self._changed:
+            return {version for version in (self._waiting, self._under_way) if version is not None}
+
+    def carry_now(self, version: Version, load: Load) -> bool:
+        """The source has failed: carry a version here from somewhere else, in the caller's thread."""
+        with self._writing:
+            return self.target.carry(version, load)
+
+    def finish(self) -> None:
+        """Carry what waits, then end."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (version := self._next()) is not None:
+            try:
+                with self._writing:
+                    self.target.carry(version, lambda version=version: self._load(version))  # type: ignore[misc]
+            except TierFailed as error:
+                self.failure = error
+                return
+            finally:
+                with self._changed:
+                    self._under_way = None
+
+    def _next(self) -> Version | None:
+        with self._changed:
+            while self._waiting is None and not self._ending:
+                self._changed.wait()
+            self._under_way, self._waiting = self._waiting, None
+            return self._under_way
+
+    @contextlib.contextmanager
+    def _load(self, version: Version) -> Iterator[tuple[Manifest, Mapping[str, Path]]]:
+        checkpoint = self.source.get(version)
+        if checkpoint is None:
+            raise Unreadable(f"{version} is no longer in the {self.source.name} tier")
+        with contextlib.ExitStack() as stack:
+            store = checkpoint.tier.store
+            files = checkpoint.manifest.files
+            yield (
+                checkpoint.manifest,
+                {name: stack.enter_context(store.local(checkpoint.folder, name)) for name in files},
+            )

@@ -1,0 +1,244 @@
+"""A tier: the checkpoints of one run in a store. The same code for a disk and for a bucket.
+
+Commit: every file under a name never used before, made durable, read back, then the manifest, as one change that
+others see. A folder is a checkpoint only if its name is exact and its manifest reads and matches. What dtrain did not
+make is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import faults
+from .commit import Commit, clean, commit_of
+from .directory import DirectoryStore
+from .fence import Fence, Fenced, claim, refuse_other
+from .jsonfile import Unreadable
+from .layout import MANIFEST, Version, parse_version
+from .lock import FolderLock
+from .manifest import MAX_BYTES, Manifest, parse_manifest
+from .retention import Rule
+from .store import Place, Progress, Store, open_store
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint in a store."""
+
+    tier: Tier
+    manifest: Manifest
+
+    @property
+    def version(self) -> Version:
+        """The version of the state."""
+        return self.manifest.version
+
+    @property
+    def folder(self) -> str:
+        """Its folder in the store."""
+        return self.version.dirname
+
+    @property
+    def where(self) -> str:
+        """Where it is, in words a person can use."""
+        return f"{self.tier.store.where}/{self.folder}"
+
+    def check_sizes(self) -> None:
+        """Raise Unreadable when a file is missing or has another size than the manifest says."""
+        sizes = self.tier.store.files(self.folder)
+        for name, info in self.manifest.files.items():
+            if name not in sizes:
+                raise Unreadable(f"{self.where}/{name}: missing")
+            if sizes[name] != info["bytes"]:
+                raise Unreadable(f"{self.where}/{name}: {sizes[name]} bytes, should be {info['bytes']}")
+
+    def check_bytes(self, told: Progress | None = None) -> None:
+        """Read every byte, past the caches, and raise Unreadable at the first file that is not what was committed."""
+        for name, info in self.manifest.files.items():
+            try:
+                content = self.tier.store.digest(self.folder, name, told)
+            except OSError as error:
+                raise Unreadable(f"{self.where}/{name}: {error.strerror or error}") from error
+            if content != info["digest"]:
+                raise Unreadable(f"{self.where}/{name}: does not match its digest")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A folder named like a checkpoint that is not usable, and why."""
+
+    tier: str
+    where: str
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What retention did, or would do."""
+
+    removed: list[Version]
+    kept: list[Version]
+    damaged: list[Rejected]
+
+
+class Tier:
+    """The checkpoints of one run in a store (of every run, when `run_id` is None)."""
+
+    def __init__(self, place: Place, store: Store, run_id: str | None, fence: Fence | None = None) -> None:
+        """Look into the `store` of a place; with a `fence`, writing and deleting end when it falls."""
+        self.place, self.store, self.run_id, self.fence = place, store, run_id, fence
+
+    @property
+    def name(self) -> str:
+        """Type of the tier."""
+        return self.place.type
+
+    @property
+    def commit(self) -> Commit:
+        """How checkpoints come and go here."""
+        return commit_of(self.store)
+
+    def fenced(self) -> Tier:
+        """The same tier with a claim on its store. Raises Taken, OSError."""
+        assert self.run_id is not None
+        return Tier(self.place, self.store, self.run_id, claim(self.store, self.run_id))
+
+    def _check_fence(self) -> None:
+        if self.fence is not None:
+            self.fence.check()
+
+    def scan(self) -> tuple[list[Checkpoint], list[Rejected]]:
+        """Find all checkpoints of the run, oldest first, and all folders that look like one but are not usable."""
+        good: list[Checkpoint] = []
+        bad: list[Rejected] = []
+        for folder, version in self._folders():
+            try:
+                checkpoint = self._open(folder)
+                checkpoint.check_sizes()
+            except Unreadable as error:
+                bad.append(Rejected(self.name, f"{self.store.where}/{folder}", version, str(error)))
+                continue
+            if self._is_mine(checkpoint):
+                good.append(checkpoint)
+        return sorted(good, key=lambda c: c.version), sorted(bad, key=lambda r: r.version)
+
+    def strangers(self) -> list[Checkpoint]:
+        """Checkpoints of other runs in the same place. Raises Taken when another run claims it."""
+        if self.run_id is not None:
+            refuse_other(self.store, self.run_id)
+        others = Tier(self.place, self.store, None).scan()[0]
+        return [checkpoint for checkpoint in others if not self._is_mine(checkpoint)]
+
+    def _is_mine(self, checkpoint: Checkpoint) -> bool:
+        return self.run_id is None or checkpoint.manifest.run_id == self.run_id
+
+    def _folders(self) -> Iterator[tuple[str, Version]]:
+        for name in self.store.folders():
+            version = parse_version(name)
+            if version is not None:
+                yield name, version
+
+    def _open(self, folder: str) -> Checkpoint:
+        try:
+            data = self.store.read(folder, MANIFEST, MAX_BYTES)
+        except OSError as error:
+            raise Unreadable(f"{self.store.where}/{folder}/{MANIFEST}: {error.strerror or error}") from error
+        return Checkpoint(self, parse_manifest(data, folder, self.store.where))
+
+    def read(self, version: Version) -> Checkpoint:
+        """The checkpoint of a version; raises Unreadable with the reason when it is not committed here."""
+        return self._open(version.dirname)
+
+    def get(self, version: Version) -> Checkpoint | None:
+        """The run's checkpoint of a version, if it is committed here."""
+        try:
+            checkpoint = self.read(version)
+        except Unreadable:
+            return None
+        return checkpoint if self._is_mine(checkpoint) else None
+
+    def newest(self) -> Version | None:
+        """The newest version committed here."""
+        return max((checkpoint.version for checkpoint in self.scan()[0]), default=None)
+
+    def write(self, manifest: Manifest, sources: Mapping[str, Path], told: Progress | None = None) -> Checkpoint:
+        """Copy every file of a checkpoint in, read it back, and commit; one that is there already is returned.
+
+        Raises OSError when the place fails, Unreadable when the bytes are not what the manifest says, Fenced when
+        somebody else has taken the place over. Whatever it raises, nothing of the try is left, as far as the place
+        still lets itself be cleaned.
+        """
+        version = manifest.version
+        if (there := self.get(version)) is not None:
+            return there
+        folder = self.commit.begin(version)
+        try:
+            faults.point("drain.begin", version.step)
+            for rank, (name, source) in enumerate(sources.items()):
+                self.add(folder, name, source, manifest.files[name]["digest"], told)
+                faults.point("drain.file", version.step, rank)
+            faults.point("drain.manifest", version.step)
+            self.commit.seal(version, manifest.to_bytes(), self._check_fence)
+            faults.point("drain.committed", version.step)
+        except (OSError, Unreadable, Fenced):
+            with contextlib.suppress(OSError):
+                self.commit.abandon(version)
+            raise
+        return Checkpoint(self, manifest)
+
+    def add(self, folder: str, name: str, source: Path, content: str, told: Progress | None = None) -> None:
+        """Copy one file in; raises Unreadable when the place holds other bytes afterwards than it should."""
+        if self.store.copy_in(folder, name, source, told) != content:
+            raise Unreadable(f"{self.store.where}/{folder}/{name}: read back other bytes than were to be written")
+
+    def prune(
+        self,
+        rule: Rule,
+        verified: Collection[Version] = (),
+        spared: Collection[Version] = (),
+        *,
+        dry_run: bool = False,
+        told: Progress | None = None,
+    ) -> Pruned:
+        """Delete this run's checkpoints that the rule does not keep; nothing goes before the newest kept one is good.
+
+        `verified` are known to be good; else the newest is read first, and one that is damaged does not count and
+        is left for a person to look at. `spared` are in use. Raises OSError, Fenced.
+        """
+        mine = {checkpoint.version: checkpoint for checkpoint in self.scan()[0]}
+        damaged: list[Rejected] = []
+        while mine and (newest := max(mine)) not in verified:
+            try:
+                mine[newest].check_bytes(told)
+                break
+            except Unreadable as error:
+                damaged.append(Rejected(self.name, mine.pop(newest).where, newest, str(error)))
+        kept = rule.kept(mine)
+        removed = [version for version in sorted(mine) if version not in kept and version not in spared]
+        for version in [] if dry_run else removed:
+            self.commit.remove(version, self._check_fence)
+        return Pruned(removed, sorted(mine.keys() - set(removed)), damaged)
+
+    def remove_leftovers(self) -> list[str]:
+        """Remove unfinished writes and deletes of ours; call only while nobody else writes here."""
+        return [folder for folder in self.store.folders() if clean(self.store, folder)]
+
+    def lock(self) -> FolderLock:
+        """Held by the one process that writes into a folder; makes it. Raises OSError and Locked when entered."""
+        assert isinstance(self.store, DirectoryStore)
+        self.store.root.mkdir(parents=True, exist_ok=True)
+        return FolderLock(self.store.root)
+
+
+def open_tier(place: Place, run_id: str | None, spool: Path | None = None) -> Tier:
+    """The tier at a place. Raises StoreError when the place cannot be opened."""
+    return Tier(place, open_store(place, spool), run_id)
+
+
+def disk_tier(root: Path, run_id: str | None) -> Tier:
+    """The tier in a folder of this machine."""
+    return open_tier(Place("disk", str(root)), run_id)

@@ -1,0 +1,159 @@
+"""The one that writes into a slower tier: commits, prunes, and says how it went; a tier that fails is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .fence import Fenced, Taken
+from .health import Health
+from .jsonfile import Unreadable, append_event
+from .layout import RunDir, Version
+from .manifest import Manifest
+from .retention import Rule
+from .store import Place, place_from_json
+from .tier import Checkpoint, Tier, open_tier
+
+Load = Callable[[], contextlib.AbstractContextManager[tuple[Manifest, Mapping[str, Path]]]]
+"""Gives the manifest of a version and a file of this machine for each name in it; raises Unreadable, OSError."""
+
+
+class TierFailed(Exception):
+    """A tier failed whose `on_failure` is `stop`."""
+
+
+@dataclass(frozen=True)
+class TierJob:
+    """What the drainer is told of a tier."""
+
+    place: Place
+    keep: int
+    keep_every: int | None = None
+    every: int = 1
+    """Steps between checkpoints; those of the first tier are pinned by the workers, whatever this says."""
+    on_failure: str = "continue"
+
+    def to_json(self) -> dict[str, Any]:
+        """Form for the job file."""
+        return {**vars(self), "place": self.place.to_json()}
+
+
+def tier_job_from_json(value: dict[str, Any]) -> TierJob:
+    """Read the form of the job file."""
+    return TierJob(**{**value, "place": place_from_json(value["place"])})
+
+
+class Writer:
+    """Writes the checkpoints of one run into one tier. Used by one thread."""
+
+    def __init__(self, job: TierJob, run: RunDir, run_id: str) -> None:
+        """Prepare; the place is claimed with the first write."""
+        self.job, self.run, self.run_id = job, run, run_id
+        self.rule = Rule(job.keep, job.keep_every)
+        self.health = Health()
+        self.closed = False
+        self.verified: set[Version] = set()
+        self._tier: Tier | None = None
+
+    @property
+    def name(self) -> str:
+        """Type of the tier."""
+        return self.job.place.type
+
+    def open(self) -> Tier:
+        """Claim the place and clear up what an earlier writer left. Raises OSError, Taken."""
+        if self._tier is None:
+            tier = open_tier(self.job.place, self.run_id, self.run.spool).fenced()
+            tier.remove_leftovers()
+            self._tier = tier
+        return self._tier
+
+    def get(self, version: Version) -> Checkpoint | None:
+        """A version that is committed here; None too when the tier cannot be read."""
+        with contextlib.suppress(OSError, Taken):
+            return self.open().get(version)
+        return None
+
+    def carry(self, version: Version, load: Load, spared: Callable[[], set[Version]] = set) -> bool:
+        """Commit one version and prune; False (and an event) when that failed or the tier is not tried now.
+
+        Raises TierFailed when the spec wants the run stopped then.
+        """
+        if self.closed:
+            return False
+        if not self.health.ready(time.monotonic()):
+            self.health.passed_over()
+            self._skipped(version, "the tier failed before and is not tried again yet", self.health.left_out)
+            return False
+        try:
+            with load() as (manifest, sources):
+                self._write(manifest, sources)
+        except Unreadable as error:
+            self._skipped(version, str(error))
+            return False
+        except (Fenced, Taken) as error:
+            self.closed = True
+            self._tell("warning", version, detail=f"no more checkpoints go to the {self.name} tier: {error}")
+            return False
+        except OSError as error:
+            self._failed(version, error)
+            return False
+        self._prune(version, spared())
+        return True
+
+    def _write(self, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+        started = time.monotonic()
+        checkpoint = self.open().write(manifest, sources)
+        seconds = time.monotonic() - started
+        self.verified.add(manifest.version)
+        self._tell(
+            "committed", manifest.version, tier=self.name, bytes=manifest.nbytes, seconds=seconds,
+            bytes_per_s=manifest.nbytes / seconds if seconds > 0 else None, path=checkpoint.where,
+        )  # fmt: skip
+        left_out = self.health.worked()
+        if left_out:
+            self._tell(
+                "warning", manifest.version,
+                detail=f"the {self.name} tier works again; {left_out} checkpoints were left out meanwhile",
+            )  # fmt: skip
+
+    def _failed(self, version: Version, error: OSError) -> None:
+        if isinstance(error, FileExistsError):  # somebody's folder has this name: the tier itself is well
+            self._skipped(version, _words(error))
+            return
+        self.health.failed(time.monotonic())
+        self._skipped(version, f"{_words(error)}{self._room()}", self.health.left_out)
+        if self.job.on_failure == "stop":
+            raise TierFailed(f"the {self.name} tier failed and its on_failure is stop: {_words(error)}{self._room()}")
+
+    def _room(self) -> str:
+        with contextlib.suppress(OSError):
+            info = os.statvfs(self.job.place.url)
+            return f"; free there: {info.f_bavail * info.f_frsize} bytes, {info.f_favail} files"
+        return ""
+
+    def _prune(self, version: Version, spared: set[Version]) -> None:
+        try:
+            pruned = self.open().prune(self.rule, self.verified, spared)
+        except (OSError, Fenced) as error:
+            self._tell("warning", version, detail=f"an old checkpoint could not be deleted: {error}")
+            return
+        self.verified &= set(pruned.kept)
+
+    def _skipped(self, version: Version, reason: str, left_out: int = 1) -> None:
+        """`left_out` counts within one outage: what follows the first needs no person's eye."""
+        self._tell("skipped", version, tier=self.name, reason=reason, left_out=left_out)
+
+    def _tell(self, event: str, version: Version, **details: object) -> None:
+        append_event(self.run.events, event, version.step, version.attempt, **details)
+
+
+def _words(error: OSError) -> str:
+    """An OSError without its number: what, and where if it says."""
+    text = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {text}" if error.filename else text
