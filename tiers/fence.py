@@ -2,8 +2,8 @@
 
 Every drainer claims the next number when it starts, by creating `.fence/epoch-<number>.json`, which only one can.
 Before a change that others see (commit, delete) it looks whether its claim still stands: the file of the next number
-is not there, and its own is. A node that was cut off, or a process that was stopped and wakes up an hour later, finds itself
-shut out before it can commit or delete anything.
+is not there, and its own is. A node that was cut off, or a process that was stopped and wakes up an hour later, finds
+itself shut out before it can commit or delete anything.
 """
 
 from __future__ import annotations
