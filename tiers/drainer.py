@@ -32,6 +32,7 @@ from .layout import RunDir, Version
 from .lock import FileLock
 from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
+from .together import Group, Part, gather_part
 from .writer import TierFailed, TierJob, Writer, tier_job_from_json
 
 POLL_S = 0.05
@@ -46,6 +47,12 @@ class DrainJob:
     memory_dir: str
     run_id: str
     tiers: tuple[TierJob, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    """Ranks of this node; None: all."""
+    node: int = 0
+    nodes: int = 1
+    patience_s: float = 60.0
+    """Longest wait for another node's part of a checkpoint."""
 
     def to_bytes(self) -> bytes:
         """The job as JSON."""
@@ -54,7 +61,8 @@ class DrainJob:
 
 def drain_job_from_json(value: dict[str, Any]) -> DrainJob:
     """Read the form of `to_bytes`."""
-    return DrainJob(**{**value, "tiers": tuple(tier_job_from_json(tier) for tier in value["tiers"])})
+    ranks = None if value["ranks"] is None else tuple(value["ranks"])
+    return DrainJob(**{**value, "tiers": tuple(map(tier_job_from_json, value["tiers"])), "ranks": ranks})
 
 
 class Drainer:
@@ -64,10 +72,12 @@ class Drainer:
         """Prepare for one run on one node."""
         self.job = job
         self.run = RunDir(Path(job.run_dir))
-        self.memory = MemoryDir(Path(job.memory_dir))
-        writers = [Writer(tier, self.run, job.run_id) for tier in job.tiers]
+        self.memory = MemoryDir(Path(job.memory_dir), job.ranks)
+        group = Group(job.node, job.nodes, job.patience_s)
+        writers = [Writer(tier, self.run, job.run_id, group) for tier in job.tiers]
         self.first = writers[0] if writers else None
-        self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 else None
+        # what follows is in a shared place already, so one node carries it on
+        self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 and group.leads else None
 
     def start(self) -> None:
         """Claim the places, clear up what was left, and take up what the follower was at."""
@@ -84,12 +94,13 @@ class Drainer:
         if self.first is None:
             return None
         pending = {(slot.rank, slot.index): slot.record() for slot in self.memory.pending()}
-        by_version: dict[Version, int] = {}
+        ranks: dict[Version, set[int]] = {}
         worlds: dict[Version, int] = {}
         for record in filter(None, pending.values()):
-            by_version[record.version] = by_version.get(record.version, 0) + 1
+            ranks.setdefault(record.version, set()).add(record.rank)
             worlds[record.version] = record.world
-        return min((v for v, count in by_version.items() if count == worlds[v]), default=None)
+        own = self.job.ranks
+        return min((v for v, found in ranks.items() if found >= set(own or range(worlds[v]))), default=None)
 
     def drain(self, version: Version, *, last: bool = False) -> bool:
         """Carry one version on and release its slots; False (and an event) when no tier took it.
@@ -103,8 +114,8 @@ class Drainer:
         follows = follower is not None and (last or follower.due(version))
 
         @contextlib.contextmanager
-        def load() -> Iterator[tuple[Manifest, Mapping[str, Path]]]:
-            yield gather(self.memory, records)
+        def load() -> Iterator[tuple[Manifest | Part, Mapping[str, Path]]]:
+            yield gather(self.memory, records) if self.job.nodes == 1 else gather_part(self.memory, records)
 
         try:
             done = self.first.carry(version, load, follower.spared if follower is not None else set)

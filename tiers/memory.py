@@ -125,9 +125,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class MemoryDir:
-    """The folder of one run on this node's tmpfs."""
+    """The folder of one run on this node's tmpfs; `ranks` are the node's own, None for all of a run on one node."""
 
     path: Path
+    ranks: tuple[int, ...] | None = None
 
     @property
     def drainer_lock(self) -> Path:
@@ -156,7 +157,7 @@ class MemoryDir:
         return [slot for slot in self.all_slots() if slot.pinned]
 
     def whole(self) -> dict[Version, list[SlotRecord]]:
-        """Versions of which every rank has a committed slot, with their records by rank."""
+        """Versions of which every rank of this node has a committed slot, with their records by rank."""
         found: dict[tuple[Version, int], dict[int, SlotRecord]] = defaultdict(dict)
         for slot in self.all_slots():
             record = slot.record()
@@ -164,8 +165,9 @@ class MemoryDir:
                 found[record.version, record.world][record.rank] = record
         complete: dict[Version, list[SlotRecord]] = {}
         for (version, world), records in found.items():
-            if len(records) == world and len({record.run_id for record in records.values()}) == 1:
-                complete[version] = [records[rank] for rank in range(world)]
+            wanted = range(world) if self.ranks is None else self.ranks
+            if records.keys() >= set(wanted) and len({record.run_id for record in records.values()}) == 1:
+                complete[version] = [records[rank] for rank in wanted]
         return complete
 
     def settle(self) -> None:

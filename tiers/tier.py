@@ -182,7 +182,7 @@ class Tier:
                 self.add(folder, name, source, manifest.files[name]["digest"], told)
                 faults.point("drain.file", version.step, rank)
             faults.point("drain.manifest", version.step)
-            self.commit.seal(version, manifest.to_bytes(), self._check_fence)
+            self.seal(manifest)
             faults.point("drain.committed", version.step)
         except (OSError, Unreadable, Fenced):
             with contextlib.suppress(OSError):
@@ -194,6 +194,10 @@ class Tier:
         """Copy one file in; raises Unreadable when the place holds other bytes afterwards than it should."""
         if self.store.copy_in(folder, name, source, told) != content:
             raise Unreadable(f"{self.store.where}/{folder}/{name}: read back other bytes than were to be written")
+
+    def seal(self, manifest: Manifest) -> None:
+        """Every file is there: make the folder that was begun a checkpoint."""
+        self.commit.seal(manifest.version, manifest.to_bytes(), self._check_fence)
 
     def prune(
         self,

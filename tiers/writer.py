@@ -18,9 +18,14 @@ from .manifest import Manifest
 from .retention import Rule
 from .store import Place, place_from_json
 from .tier import Checkpoint, Tier, open_tier
+from .together import Group, Part
+from .together import write as write_together
 
-Load = Callable[[], contextlib.AbstractContextManager[tuple[Manifest, Mapping[str, Path]]]]
-"""Gives the manifest of a version and a file of this machine for each name in it; raises Unreadable, OSError."""
+Load = Callable[[], contextlib.AbstractContextManager[tuple[Manifest | Part, Mapping[str, Path]]]]
+"""Gives the manifest of a version, or this node's part of it, and a file of this machine for each name in it.
+
+Raises Unreadable, OSError.
+"""
 
 
 class TierFailed(Exception):
@@ -51,9 +56,9 @@ def tier_job_from_json(value: dict[str, Any]) -> TierJob:
 class Writer:
     """Writes the checkpoints of one run into one tier. Used by one thread."""
 
-    def __init__(self, job: TierJob, run: RunDir, run_id: str) -> None:
-        """Prepare; the place is claimed with the first write."""
-        self.job, self.run, self.run_id = job, run, run_id
+    def __init__(self, job: TierJob, run: RunDir, run_id: str, group: Group) -> None:
+        """Prepare; the place is claimed with the first write, by the node that leads."""
+        self.job, self.run, self.run_id, self.group = job, run, run_id, group
         self.rule = Rule(job.keep, job.keep_every)
         self.health = Health()
         self.closed = False
@@ -68,8 +73,10 @@ class Writer:
     def open(self) -> Tier:
         """Claim the place and clear up what an earlier writer left. Raises OSError, Taken."""
         if self._tier is None:
-            tier = open_tier(self.job.place, self.run_id, self.run.spool).fenced()
-            tier.remove_leftovers()
+            tier = open_tier(self.job.place, self.run_id, self.run.spool)
+            if self.group.leads:
+                tier = tier.fenced()
+                tier.remove_leftovers()
             self._tier = tier
         return self._tier
 
@@ -91,8 +98,8 @@ class Writer:
             self._skipped(version, "the tier failed before and is not tried again yet", self.health.left_out)
             return False
         try:
-            with load() as (manifest, sources):
-                self._write(manifest, sources)
+            with load() as (content, sources):
+                self._write(content, sources)
         except Unreadable as error:
             self._skipped(version, str(error))
             return False
@@ -103,13 +110,21 @@ class Writer:
         except OSError as error:
             self._failed(version, error)
             return False
-        self._prune(version, spared())
+        if self.group.leads:
+            self._prune(version, spared())
         return True
 
-    def _write(self, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+    def _write(self, content: Manifest | Part, sources: Mapping[str, Path]) -> None:
         started = time.monotonic()
-        checkpoint = self.open().write(manifest, sources)
-        seconds = time.monotonic() - started
+        if isinstance(content, Part):
+            checkpoint = write_together(self.open(), content, sources, self.group)
+        else:
+            checkpoint = self.open().write(content, sources)
+        if self.group.leads:
+            self._committed(checkpoint, time.monotonic() - started)
+
+    def _committed(self, checkpoint: Checkpoint, seconds: float) -> None:
+        manifest = checkpoint.manifest
         self.verified.add(manifest.version)
         self._tell(
             "committed", manifest.version, tier=self.name, bytes=manifest.nbytes, seconds=seconds,

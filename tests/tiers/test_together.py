@@ -1,0 +1,122 @@
+"""Several nodes, one shared folder: drainers as real processes, one per node, each with memory of its own."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.tiers.build import RUN_ID, TENSORS, Place, put, value_of
+
+from dtrain.tiers.drainer import DrainJob
+from dtrain.tiers.faults import fail_at
+from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.writer import TierJob
+
+NODES, WORLD = 3, 6
+
+
+class Nodes:
+    """The memory and the drainer of each node."""
+
+    def __init__(self, place: Place, folder: Path, commit: str, patience_s: float = 20.0) -> None:
+        self.place, self.patience_s = place, patience_s
+        self.roots = [StorePlace("disk", str(place.root), {"commit": commit})] * NODES
+        self.memories = [folder / f"memory-{node}" for node in range(NODES)]
+        for path in self.memories:
+            path.mkdir()
+
+    def ranks(self, node: int) -> tuple[int, ...]:
+        return (2 * node, 2 * node + 1)
+
+    def pin(self, step: int, nodes: range = range(NODES)) -> None:
+        for node in nodes:
+            for rank in self.ranks(node):
+                put(MemoryDir(self.memories[node]), rank, WORLD, 0, step, drain=True)
+
+    def start(self, node: int, fault: str = "") -> subprocess.Popen[bytes]:
+        job = self.memories[node] / "drainer.json"
+        job.write_bytes(
+            DrainJob(
+                str(self.place.run.root), str(self.memories[node]), RUN_ID, (TierJob(self.roots[node], 2),),
+                self.ranks(node), node, NODES, self.patience_s,
+            ).to_bytes()
+        )  # fmt: skip
+        command = [sys.executable, "-m", "dtrain.tiers.drainer", str(job)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env={"DTRAIN_FAULT": fault})
+
+    def pending(self, node: int) -> int:
+        return len(MemoryDir(self.memories[node]).pending())
+
+    def events(self, event: str) -> list[dict[str, object]]:
+        return [line for line in read_lines(self.place.run.events) if line["event"] == event]
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"stop\n")
+        process.stdin.close()
+    return [process.wait(timeout=60) for process in processes]
+
+
+def whole_steps(place: Place) -> list[int]:
+    """Steps whose every byte is right."""
+    steps = []
+    for checkpoint in place.disk.scan()[0]:
+        got = {info.name: bytearray() for info in TENSORS}
+        for content in contents(open_candidate(candidate_of(checkpoint))):
+            if content.is_state:
+                got[content.name] += content.data
+        assert {name: bytes(data) for name, data in got.items()} == {
+            info.name: value_of(info, checkpoint.version.step) for info in TENSORS
+        }
+        steps.append(checkpoint.version.step)
+    return steps
+
+
+@pytest.mark.parametrize("commit", ["rename", "manifest"])
+def test_every_node_adds_its_shards_and_node_0_commits(place: Place, tmp_path: Path, commit: str) -> None:
+    nodes = Nodes(place, tmp_path, commit)
+    nodes.pin(10)
+    assert stop([nodes.start(node) for node in (2, 1, 0)]) == [0, 0, 0]
+    assert whole_steps(place) == [10]
+    assert [event["step"] for event in nodes.events("committed")] == [10], "one node tells it"
+    assert [nodes.pending(node) for node in range(NODES)] == [0, 0, 0]
+    folder = place.root / "step-0000000010.a0001"
+    expected = {f"rank-{rank:05d}.safetensors" for rank in range(WORLD)} | {"manifest.json"}
+    assert {path.name for path in folder.iterdir()} == expected
+
+
+def test_a_node_whose_disk_is_not_the_shared_one_is_told_of_it(place: Place, tmp_path: Path) -> None:
+    nodes = Nodes(place, tmp_path, "auto", patience_s=1)
+    nodes.roots[1] = StorePlace("disk", str(tmp_path / "a disk of its own"))
+    nodes.pin(10)
+    stop([nodes.start(node) for node in range(NODES)])
+    reasons = " ".join(str(event["reason"]) for event in nodes.events("skipped"))
+    assert "node 1 sees no checkpoint" in reasons
+    assert "not shared between the nodes" in reasons
+    assert "node 1 has not added its part" in reasons
+    assert place.disk.scan()[0] == []
+    assert place.tree() == [], "the try has left nothing"
+
+
+@pytest.mark.parametrize("commit", ["rename", "manifest"])
+@pytest.mark.parametrize(("node", "point"), [(0, "drain.file"), (0, "drain.rename"), (1, "drain.file")])
+def test_a_drainer_killed_in_the_middle_comes_back_and_the_checkpoint_is_made(
+    place: Place, tmp_path: Path, commit: str, node: int, point: str
+) -> None:
+    nodes = Nodes(place, tmp_path, commit)
+    nodes.pin(10)
+    processes = [nodes.start(n, fail_at(None, None, point) if n == node else "") for n in range(NODES)]
+    assert processes[node].wait(timeout=30) == -9
+    processes[node] = nodes.start(node)
+    deadline = time.monotonic() + 30
+    while sum(nodes.pending(n) for n in range(NODES)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert stop(processes) == [0, 0, 0]
+    assert whole_steps(place) == [10]
+    assert place.tree() == ["step-0000000010.a0001"]
