@@ -89,6 +89,12 @@ class Drainer:
             self.follower.start()
             self._follow_newest(only_due=True)
 
+    def release(self) -> None:
+        """Give the places back."""
+        for writer in (self.first, self.follower.target if self.follower is not None else None):
+            if writer is not None:
+                writer.release()
+
     def next_version(self) -> Version | None:
         """The oldest version that every rank has pinned."""
         if self.first is None:
@@ -211,6 +217,8 @@ def main(arguments: list[str]) -> int:
         except TierFailed as error:
             append_event(drainer.run.events, "fault", None, 0, rank=None, kind="tier", detail=str(error))
             return Code.MISSING_RESOURCE
+        finally:
+            drainer.release()
     return 0
 
 

@@ -1,9 +1,11 @@
 """The fence: who writes into a store last shuts out who wrote before.
 
-Every drainer claims the next number when it starts, by creating `.fence/epoch-<number>.json`, which only one can.
-Before a change that others see (commit, delete) it looks whether its claim still stands: the file of the next number
-is not there, and its own is. A node that was cut off, or a process that was stopped and wakes up an hour later, finds
-itself shut out before it can commit or delete anything.
+Every drainer claims the next number when it starts, by creating `.fence/epoch-<number>.json`, which only one can, and
+gives it back when it ends in good order. Before a change that others see (commit, delete) it looks whether its claim
+still stands: the file of the next number is not there, and its own is, with its own content. A node that was cut off,
+or a process that was stopped and wakes up an hour later, finds itself shut out before it can commit or delete
+anything. Between the look and the change lies one request; what slips through there is a whole checkpoint of an older
+attempt, or the delete of one that the rule did not keep.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -38,12 +41,22 @@ class Fence:
 
     store: Store
     epoch: int
+    content: bytes
 
     def check(self) -> None:
-        """Raise Fenced when a later claim is there."""
-        later = claim_name(self.epoch + 1)
-        if _exists(self.store, later) or not _exists(self.store, claim_name(self.epoch)):
+        """Raise Fenced when a later claim is there, or ours is not."""
+        if not self.stands():
             raise Fenced(f"{self.store.where} was taken over by {holder(self.store)}; this process writes no more")
+
+    def stands(self) -> bool:
+        """Tell whether nobody has claimed the store after us. Raises OSError."""
+        later = _content(self.store, self.epoch + 1)
+        return later is None and _content(self.store, self.epoch) == self.content
+
+    def release(self) -> None:
+        """Give the store back, so that nothing of us is left in it. Raises OSError."""
+        if self.stands():
+            self.store.delete(FOLDER, [claim_name(self.epoch)])
 
 
 def claim_name(epoch: int) -> str:
@@ -65,14 +78,16 @@ def claim(store: Store, run_id: str) -> Fence:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "token": secrets.token_hex(8),
         }
+        content = dumps(info)
         try:
-            store.create(FOLDER, claim_name(newest + 1), dumps(info))
+            store.create(FOLDER, claim_name(newest + 1), content)
         except FileExistsError:
             continue
         store.sync()
         store.delete(FOLDER, [claim_name(epoch) for epoch in _claims(store) if epoch <= newest])
-        return Fence(store, newest + 1)
+        return Fence(store, newest + 1, content)
 
 
 def holder(store: Store) -> str:
@@ -101,13 +116,12 @@ def _claims(store: Store) -> list[int]:
     return [int(match[1]) for name in store.files(FOLDER) if (match := _CLAIM.fullmatch(name))]
 
 
-def _exists(store: Store, name: str) -> bool:
+def _content(store: Store, epoch: int) -> bytes | None:
     """By reading, not by listing: listings may be late."""
     try:
-        store.read(FOLDER, name, _MAX_BYTES)
+        return store.read(FOLDER, claim_name(epoch), _MAX_BYTES)
     except FileNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _read(store: Store, epoch: int) -> dict[str, object]:

@@ -80,6 +80,13 @@ class Writer:
             self._tier = tier
         return self._tier
 
+    def release(self) -> None:
+        """Give the place back, as far as it lets us."""
+        if self._tier is not None and self._tier.fence is not None:
+            with contextlib.suppress(OSError, Unreadable):
+                self._tier.fence.release()
+            self._tier = None
+
     def get(self, version: Version) -> Checkpoint | None:
         """A version that is committed here; None too when the tier cannot be read."""
         with contextlib.suppress(OSError, Taken):
