@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -25,6 +26,21 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Replace values of the spec, such as training.optimizer.lr=1e-3."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
+
+Target = Annotated[
+    str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, one step of it, or the folder of one checkpoint.")
+]
+
+
+class TierType(StrEnum):
+    """Types of tiers that hold checkpoints."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    OBJECT = "object"
+
+
+WhichTier = Annotated[TierType | None, typer.Option("--tier", help="Look into this tier only.")]
 
 
 @app.command()
@@ -106,31 +122,62 @@ def list_checkpoints(
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run in all tiers."""
-    from .checkpoints import list_checkpoints as work
+    from .ls import ls as work
 
     raise typer.Exit(work(run_dir, as_json))
 
 
 @app.command()
-def inspect(
-    target: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, or one step of it.")],
-    as_json: Json = False,
-) -> None:
+def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
     """Show what is in a checkpoint."""
-    from .checkpoints import inspect as work
+    from .inspect import inspect as work
 
-    raise typer.Exit(work(target, as_json))
+    raise typer.Exit(work(target, as_json, tier))
 
 
 @app.command()
-def verify(
-    target: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, or one step of it.")],
+def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
+    """Read every byte of every checkpoint and check its digests."""
+    from .verify import verify as work
+
+    raise typer.Exit(work(target, as_json, tier))
+
+
+@app.command()
+def prune(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")],
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="Newest to keep; default: as the spec says.")
+    ] = None,
+    keep_every: Annotated[
+        int | None,
+        typer.Option("--keep-every", min=0, help="Keep steps that are a multiple of this too; 0: none of them."),
+    ] = None,
+    tier: WhichTier = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte of every checkpoint and check its digests."""
-    from .checkpoints import verify as work
+    """Delete old checkpoints by rule; never the last good one."""
+    from .prune import Wanted
+    from .prune import prune as work
 
-    raise typer.Exit(work(target, as_json))
+    raise typer.Exit(work(run_dir, Wanted(keep, keep_every, tier, dry_run), as_json))
+
+
+@app.command()
+def export(
+    target: Target,
+    out_dir: Annotated[str, typer.Argument(metavar="OUT_DIR", help="A folder that is new or empty.")],
+    max_shard: Annotated[
+        str, typer.Option("--max-shard", metavar="SIZE", help="Most bytes of tensors in a file.")
+    ] = "5GB",
+    tier: WhichTier = None,
+    as_json: Json = False,
+) -> None:
+    """Write the weights of a checkpoint as a Hugging Face folder."""
+    from .export import export as work
+
+    raise typer.Exit(work(target, out_dir, max_shard, as_json, tier))
 
 
 @app.command()

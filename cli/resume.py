@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..tiers.memory import memory_dir, owner_of
 from ..tiers.places import slow_tiers
 from ..tiers.recovery import Candidate, candidate_of, digest_of, find, open_candidate
 from ..tiers.tier import Rejected, disk_tier
+from .difference import changes
 from .refusal import Refused, guarded
 from .run import check_supported
 from .train import Start, absolute, conclude, identity, locked, talk, train
@@ -128,24 +129,11 @@ def _last_active() -> Path:
 def _tell_changes(console: Console, run: RunDir, spec: Spec) -> None:
     """A spec that is not the one of before is shown as a difference."""
     try:
-        before = dict(_leaves(read(run.spec)))
+        before = read(run.spec)
     except Unreadable:
         return
-    now = dict(_leaves(spec_to_json(spec)))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key) and key != "output_dir":
-            console.print(f"changed: {key}: {before.get(key)} → {now.get(key)}")
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
-    else:
-        yield path, value
+    for change in changes(before, spec_to_json(spec)):
+        console.print(f"changed: {change}")
 
 
 def _what_is_there(

@@ -1,0 +1,69 @@
+"""`dtrain export`: the weights of a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..specs.codes import Code
+from ..specs.units import parse_bytes
+from ..tiers.export import Exported
+from ..tiers.export import export as write
+from ..tiers.lock import Locked
+from ..tiers.recovery import Opened
+from .output import document, progress, say, talk
+from .refusal import Refused, guarded
+from .stored import Held, first_readable, pick
+from .view_format import human_bytes, plural
+
+
+def export(target: str, out_dir: str, max_shard: str, as_json: bool, tier: str | None = None) -> int:
+    """Write the weights of one checkpoint (the newest, or that of a step) into `out_dir`. Returns the exit code."""
+    return guarded(lambda: _export(target, out_dir, _shard_bytes(max_shard), as_json, tier), as_json)
+
+
+def _shard_bytes(words: str) -> int:
+    try:
+        nbytes = parse_bytes(words)
+    except ValueError as error:
+        raise Refused(Code.USAGE, f"--max-shard {words}: {error}") from error
+    if nbytes < 1:
+        raise Refused(Code.USAGE, f"--max-shard {words}: a shard holds at least one byte")
+    return nbytes
+
+
+def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier: str | None) -> Code:
+    out = Path(out_dir).resolve()
+    picked = pick(target, tier)
+
+    def work(held: Held, opened: Opened) -> tuple[Held, Exported]:
+        about = _about(held, opened)
+        with progress(f"exporting {held}", opened.nbytes) as told:
+            return held, write(opened, out, max_shard_bytes, about, told)
+
+    try:
+        (held, done), passed = first_readable(picked, work)
+    except FileExistsError as error:
+        raise Refused(Code.USAGE, f"{out_dir}: {error.strerror}; give another folder, or empty this one") from error
+    except Locked as error:
+        raise Refused(Code.MISSING_RESOURCE, f"another export is writing {out_dir} right now") from error
+    if as_json:
+        document({**_about(held, held.open(picked.stored.spool)), "out": str(out), **vars(done), "passed_over": passed})
+        return Code.DONE
+    talk(f"{held} → {out_dir}")
+    for name, nbytes in done.files.items():
+        say(f"{name}  {human_bytes(nbytes)}")
+    say(f"{plural(done.tensors, 'tensor')}, {human_bytes(done.tensor_bytes)}, state digest {done.state_digest}")
+    return Code.DONE
+
+
+def _about(held: Held, opened: Opened) -> dict[str, Any]:
+    """Where the weights are from; the spec is the one they were trained with, or null where it was not stored."""
+    run_id = held.checkpoint.manifest.run_id if held.checkpoint is not None else None
+    return {
+        "run_id": opened.meta.get("run_id", run_id),
+        "step": held.version.step,
+        "attempt": held.version.attempt,
+        "tier": held.tier,
+        "spec": opened.meta.get("spec"),
+    }
