@@ -9,6 +9,8 @@ from .devices import (
     DISK_BYTES_PER_S,
     DISK_COMMIT_S,
     DRAIN_CPU_S_PER_BYTE,
+    OBJECT_BYTES_PER_S,
+    OBJECT_COMMIT_S,
     with_digest,
 )
 from .windows import copy_lead, stall_s
@@ -24,12 +26,18 @@ class Costs:
     """From an update until the snapshot of its state is whole."""
     write_s: float
     """Drain of one node's shards to disk, behind the training."""
+    upload_s: float
+    """Upload of one node's shards to an object store, read back."""
     snapshot_stall_s: float
     """Wait of the update for the copy."""
     snapshot_cpu_s: float
     """Time that the copy takes from passes on a CPU."""
     drain_cpu_s: float
     """Time that the drain takes from passes on a CPU."""
+
+    def slow_s(self, kind: str) -> float:
+        """Time of one write into the tier `kind` (disk, object)."""
+        return self.upload_s if kind == "object" else self.write_s
 
     @property
     def snapshot_s(self) -> float:
@@ -57,6 +65,7 @@ def checkpoint_costs(
         copy_s=copy_s,
         commit_lag_s=max(copy_s, window_s / copy_lead(shard_bytes, window_s, bytes_per_s)),
         write_s=node_bytes / DISK_BYTES_PER_S + DISK_COMMIT_S,
+        upload_s=2 * node_bytes / OBJECT_BYTES_PER_S + OBJECT_COMMIT_S,
         snapshot_stall_s=stall_s(shard_bytes, window_s, bytes_per_s),
         snapshot_cpu_s=node_copy_s / cpu_cores if cpu_cores else 0.0,
         drain_cpu_s=node_bytes * DRAIN_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,

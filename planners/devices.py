@@ -38,6 +38,10 @@ DISK_BYTES_PER_S = 1 * GIB
 """Assumed rate of durable writes, and of reads, of one node."""
 DISK_COMMIT_S = 0.05
 """Assumed time for creating, flushing and renaming the files of one checkpoint, whatever its size."""
+OBJECT_BYTES_PER_S = 200 * 10**6
+"""To or from an object store, per node; an assumption."""
+OBJECT_COMMIT_S = 0.5
+"""Requests beside the data, per checkpoint; an assumption."""
 DRAIN_CPU_S_PER_BYTE = 0.2 / GIB
 """Assumed processor time of the drainer per byte (direct writes from tmpfs)."""
 
@@ -165,4 +169,6 @@ def assumptions(spec: Spec, machine: Machine, by_table: bool, measured_copy: boo
         lines.append(f"storage channel: {size(rate)}/s per rank {where}, digest included")
     if spec.disk_tier is not None:
         lines.append(f"disk: {size(DISK_BYTES_PER_S)}/s per node, durable")
+    if spec.object_tier is not None:
+        lines.append(f"object store: {size(OBJECT_BYTES_PER_S)}/s per node, each object read back")
     return lines

@@ -9,7 +9,7 @@ from ..specs.models import GptModel, SlowTier, Spec
 from ..specs.models import Tier as TierSpec
 from . import gpt, intervals
 from .costs import Costs, backlog_s, checkpoint_costs
-from .devices import DISK_BYTES_PER_S, Rates, assumptions, rates, with_digest
+from .devices import DISK_BYTES_PER_S, OBJECT_BYTES_PER_S, Rates, assumptions, rates, with_digest
 from .document import (
     Expected,
     Iteration,
@@ -40,7 +40,11 @@ from .windows import storage_parameters
 
 __all__ = ["Machine", "Measured", "Plan", "make_plan", "plan_from_json"]
 
-SURVIVES: dict[str, tuple[str, ...]] = {"memory": ("process",), "disk": ("process", "node", "cluster")}
+SURVIVES: dict[str, tuple[str, ...]] = {
+    "memory": ("process",),
+    "disk": ("process", "node", "cluster"),
+    "object": ("process", "node", "cluster"),
+}
 """Faults after which a tier can still be read."""
 UNTIMED_DISK_EVERY = 100
 """Largest interval of the disk tier while step times are not known; a tenth of the run if that is less."""
@@ -159,43 +163,46 @@ def _know(spec: Spec, machine: Machine, measured: Measured | None, parameters: S
 def _intervals(known: _Known) -> dict[str, int]:
     """Return the steps between two checkpoints of each tier that the spec has."""
     spec, every = known.spec, {}
-    memory, disk = spec.memory_tier, spec.disk_tier
+    memory = spec.memory_tier
     if memory is not None:
-        every["memory"] = memory.every if memory.every != "auto" else _auto_memory(known, disk)
-    if disk is not None:
-        every["disk"] = disk.every if disk.every != "auto" else _auto_disk(known, every.get("memory"))
+        every["memory"] = (
+            memory.every if memory.every != "auto" else _auto_memory(known, next(iter(spec.slow_tiers), None))
+        )
+    for tier in spec.slow_tiers:  # each is filled from the one before
+        before = next(reversed(every.values()), None)
+        every[tier.type] = tier.every if tier.every != "auto" else _auto_slow(known, tier.type, before)
     return every
 
 
-def _auto_memory(known: _Known, disk: SlowTier | None) -> int:
+def _auto_memory(known: _Known, slow: SlowTier | None) -> int:
     """Return the memory tier's interval; 1 while the times are not known."""
     if known.costs is None or known.step_s is None:
         return 1
-    given = disk.every if disk is not None and disk.every != "auto" else None
+    given = slow.every if slow is not None and slow.every != "auto" else None
     budget = known.spec.checkpoint.max_overhead
     return intervals.memory_every(known.costs.snapshot_s, known.step_s, budget, known.spec.max_steps, given)
 
 
-def _auto_disk(known: _Known, memory_every: int | None) -> int:
-    """Return the disk tier's interval, within what the memory tier leaves of the budget.
+def _auto_slow(known: _Known, kind: str, every_before: int | None) -> int:
+    """Return a slower tier's interval, within what the memory tier leaves of the budget.
 
-    Without a memory tier the snapshots are made for the disk alone, and count as its cost.
+    Without a memory tier the snapshots are made for the first slower one alone, and count as its cost.
     """
     costs, step_s, max_steps = known.costs, known.step_s, known.spec.max_steps
-    snapshot_every = memory_every or 1
+    snapshot_every = every_before or 1
     if costs is None or step_s is None:
         untimed = max(1, min(UNTIMED_DISK_EVERY, max_steps // 10))
         return snapshot_every * -(-untimed // snapshot_every)
     budget = known.spec.checkpoint.max_overhead
     cost_s = costs.drain_cpu_s
-    if memory_every is None:
+    if every_before is None:
         cost_s += costs.snapshot_s
     else:
-        used = costs.snapshot_s / (memory_every * step_s)
+        used = costs.snapshot_s / (every_before * step_s)
         budget = max(budget - used, intervals.LEAST_BUDGET_SHARE * budget)
     mtbf_s = 1 / fault_rate(job_mtbf_s(known.spec.cluster, known.spec.world_size))
     return intervals.disk_every(
-        write_s=costs.write_s,
+        write_s=costs.slow_s(kind),
         cost_s=cost_s,
         step_s=step_s,
         budget=budget,
@@ -263,7 +270,7 @@ def _tier(known: _Known, tier: TierSpec, every: int) -> TierPlan:
     keep = tier.keep if isinstance(tier, SlowTier) else SNAPSHOTS_KEPT
     write_s = None
     if known.costs is not None:
-        write_s = known.costs.write_s if isinstance(tier, SlowTier) else known.costs.copy_s
+        write_s = known.costs.slow_s(tier.type) if isinstance(tier, SlowTier) else known.costs.copy_s
     return TierPlan(
         type=tier.type,
         every=every,
@@ -271,9 +278,16 @@ def _tier(known: _Known, tier: TierSpec, every: int) -> TierPlan:
         bytes=bytes_,
         write_s=write_s,
         keep=keep,
-        peak_bytes=None if bytes_ is None else (keep + 1) * bytes_,
+        peak_bytes=None if bytes_ is None else _at_most(tier, known.spec.max_steps) * bytes_,
         survives=SURVIVES[tier.type],
     )
+
+
+def _at_most(tier: TierSpec, max_steps: int) -> int:
+    """Return how many checkpoints can be there at once, the one being written included."""
+    if not isinstance(tier, SlowTier):
+        return SNAPSHOTS_KEPT + 1
+    return tier.keep + 1 + (max_steps // tier.keep_every if tier.keep_every is not None else 0)
 
 
 def _memory(known: _Known) -> MemoryNeed:
@@ -308,12 +322,13 @@ def _cost_per_step_s(costs: Costs, every: dict[str, int], step_s: float) -> tupl
     """Return what checkpoints add to a step on average, and how much of it is waiting."""
     if not every:
         return 0.0, 0.0
-    snapshots = every.get("memory") or every["disk"]
+    slow = [kind for kind in every if kind != "memory"]
+    snapshots = next(iter(every.values()))
     stall_s = costs.snapshot_stall_s / snapshots
     taken_s = costs.snapshot_cpu_s / snapshots
-    if "disk" in every:
-        stall_s += backlog_s(costs.write_s, every["disk"], step_s) / every["disk"]
-        taken_s += costs.drain_cpu_s / every["disk"]
+    if slow:  # only the first holds snapshots; what follows is filled from it and waited for by nobody
+        stall_s += backlog_s(costs.slow_s(slow[0]), every[slow[0]], step_s) / every[slow[0]]
+    taken_s += sum(costs.drain_cpu_s / every[kind] for kind in slow)
     return stall_s + taken_s, stall_s
 
 
@@ -330,5 +345,5 @@ def _source(known: _Known, costs: Costs, every: dict[str, int], kind: str) -> So
     if tier == "memory":
         return Source(every[tier], costs.commit_lag_s, costs.copy_s + gather_s)
     node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node
-    read_s = node_bytes / DISK_BYTES_PER_S
-    return Source(every[tier], costs.commit_lag_s + costs.write_s, read_s + gather_s)
+    read_s = node_bytes / (DISK_BYTES_PER_S if tier == "disk" else OBJECT_BYTES_PER_S)
+    return Source(every[tier], costs.commit_lag_s + costs.slow_s(tier), read_s + gather_s)
