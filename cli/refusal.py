@@ -52,7 +52,8 @@ def guarded(work: Callable[[], int], as_json: bool) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _say(Code.MISSING_RESOURCE, f"{error.filename or 'the system'}: {error.strerror or error}", as_json)
+        words = f"{error.filename or 'the system'}: {error.strerror}" if error.strerror else str(error)
+        return _say(Code.MISSING_RESOURCE, words, as_json)
 
 
 def _say(code: Code, message: str, as_json: bool, **details: Any) -> int:

@@ -91,7 +91,7 @@ def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, consol
 
     import_paths = _import_paths(spec, info)
     plan = _plan(spec, import_paths)
-    with _own_places(run, spec, plan, str(info["run_id"])) as memory:
+    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory:
         replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
         replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
         append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
@@ -107,7 +107,7 @@ def conclude(
     from ..engine.launch import Launcher
 
     plan = _plan(spec, _import_paths(spec, info))
-    with _own_places(run, spec, plan, str(info["run_id"])) as memory:
+    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=False) as memory:
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), ())
@@ -119,11 +119,13 @@ def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _own_places(run: RunDir, spec: Spec, plan: Plan, run_id: str) -> Iterator[MemoryDir]:
+def _own_places(
+    run: RunDir, spec: Spec, plan: Plan, run_id: str, console: Console, *, fresh: bool
+) -> Iterator[MemoryDir]:
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
     from ..engine.preflight import MissingResource, preflight
 
-    _refuse_strangers(run, spec, run_id)
+    _refuse_strangers(run, spec, run_id, console, fresh=fresh)
     with _own_disk(run, spec, run_id):
         try:
             preflight(spec, plan, run, memory_dir(run))
@@ -148,21 +150,28 @@ def _own_disk(run: RunDir, spec: Spec, run_id: str) -> Iterator[None]:
         yield
 
 
-def _refuse_strangers(run: RunDir, spec: Spec, run_id: str) -> None:
-    """Another run's checkpoints in a tier are a refusal; a tier that cannot be reached is one too."""
-    try:
-        for tier in slow_tiers(spec, run, run_id):
+def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *, fresh: bool) -> None:
+    """Another run's checkpoints in a tier are a refusal.
+
+    A tier that cannot be reached is one for a fresh run, whose spec may be wrong; one that goes on does without it.
+    """
+    for tier in slow_tiers(spec, run, run_id):
+        try:
             strangers = tier.strangers()
-            if strangers:
-                raise Refused(
-                    Code.BAD_SPEC,
-                    f"the {tier.name} tier {tier.store.where} holds checkpoints of another run (the newest is "
-                    f"{strangers[-1].folder}, run id {strangers[-1].manifest.run_id}); give each run its own place",
-                )
-    except Taken as error:
-        raise Refused(Code.BAD_SPEC, str(error)) from error
-    except OSError as error:
-        raise Refused(Code.MISSING_RESOURCE, str(error)) from error
+        except Taken as error:
+            raise Refused(Code.BAD_SPEC, str(error)) from error
+        except OSError as error:
+            words = f"the {tier.name} tier cannot be used: {error}"
+            if fresh:
+                raise Refused(Code.MISSING_RESOURCE, words) from error
+            console.print(f"warning: {words}; it is tried again while the run goes on", highlight=False)
+            continue
+        if strangers:
+            raise Refused(
+                Code.BAD_SPEC,
+                f"the {tier.name} tier {tier.store.where} holds checkpoints of another run (the newest is "
+                f"{strangers[-1].folder}, run id {strangers[-1].manifest.run_id}); give each run its own place",
+            )
 
 
 def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], console: Console, as_json: bool) -> Code:

@@ -136,8 +136,12 @@ class DrainerProcess:
     def _tell(self, attempt: int, detail: str) -> None:
         append_event(self.run.events, "fault", None, attempt, rank=None, kind="drainer", detail=detail)
 
-    def stop(self, timeout_s: float) -> bool:
-        """Let it finish what is pinned; False when it died, stood still or took too long, and was killed."""
+    def stop(self, timeout_s: float, far_timeout_s: float | None = None) -> bool:
+        """Let it finish what is pinned; False when it died, stood still or took too long, and was killed.
+
+        Once nothing is pinned in memory any more it may fill the tiers beyond the first for `far_timeout_s` at most,
+        counted from now, and is then ended all the same.
+        """
         if self._process is None:
             return True
         process, self._process = self._process, None
@@ -147,7 +151,12 @@ class DrainerProcess:
             process.stdin.write(b"stop\n")
             process.stdin.flush()
         deadline = time.monotonic() + timeout_s
+        far_deadline = time.monotonic() + (timeout_s if far_timeout_s is None else far_timeout_s)
         while process.poll() is None:
+            if time.monotonic() > far_deadline and not self.memory.pending():
+                process.kill()
+                process.wait(timeout=1)
+                return True
             if time.monotonic() > deadline or self._pulse.still_s(busy=True) > self.patience_s:
                 process.kill()
                 break

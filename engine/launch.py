@@ -190,7 +190,7 @@ class Launcher:
         """The workers left in good order: at the last step, or because they were told to stop."""
         self.signals.ignore()
         self.step_reached = result.step
-        durable = self._carry_on(DRAIN_TIMEOUT_S)
+        durable = self._carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s if result.preempted else None)
         if result.preempted:
             return self._preempted(durable, result.loss)
         seconds = time.monotonic() - self.started
@@ -221,7 +221,7 @@ class Launcher:
         result = read_result(self.run, self.attempt) if self.attempt else None
         if result is not None and not result.preempted:
             return self._ended(result)
-        durable = self._carry_on(DRAIN_TIMEOUT_S)
+        durable = self._carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s)
         if durable is None and not self.memory.whole():
             return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
         return self._preempted(durable, result.loss if result else None)
@@ -245,10 +245,11 @@ class Launcher:
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
         return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
 
-    def _carry_on(self, timeout_s: float) -> Version | None:
+    def _carry_on(self, timeout_s: float, far_timeout_s: float | None = None) -> Version | None:
         """Let the newest whole snapshot reach a slower tier and end the drainer.
 
-        Returns the newest version there; None when the newest in memory did not get that far.
+        Once it is in one of them, the others get `far_timeout_s` at most. Returns the newest version there; None when
+        the newest in memory did not get that far.
         """
         self.memory.settle()
         newest = max(self.memory.whole(), default=None)
@@ -257,7 +258,7 @@ class Launcher:
         if newest is not None and newest not in self._stored(newest):
             self.memory.mark_for_drain(newest)
         for _ in range(3):  # a drainer that dies on the way is started again
-            if self.drainer.stop(timeout_s) and not self.memory.pending():
+            if self.drainer.stop(timeout_s, far_timeout_s) and not self.memory.pending():
                 break
             if timeout_s < DRAIN_TIMEOUT_S:
                 break
@@ -283,6 +284,11 @@ class Launcher:
                 if tier.get(version) is not None:
                     return tier.name
         return self.tiers[0].name
+
+    @property
+    def _far_timeout_s(self) -> float:
+        """After a stop signal the first slower tier gets all the time it needs, the others half of what is left."""
+        return self.spec.cluster.shutdown_timeout / 2
 
     @property
     def _slow(self) -> str:

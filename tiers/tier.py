@@ -91,6 +91,7 @@ class Tier:
     def __init__(self, place: Place, store: Store, run_id: str | None, fence: Fence | None = None) -> None:
         """Look into the `store` of a place; with a `fence`, writing and deleting end when it falls."""
         self.place, self.store, self.run_id, self.fence = place, store, run_id, fence
+        self._seen: dict[str, Checkpoint] = {}
 
     @property
     def name(self) -> str:
@@ -110,6 +111,19 @@ class Tier:
     def _check_fence(self) -> None:
         if self.fence is not None:
             self.fence.check()
+
+    def _mine(self) -> dict[Version, Checkpoint]:
+        """This run's checkpoints; what was looked into before is not read again, for it never changes."""
+        names = [folder for folder, _ in self._folders()]
+        self._seen = {folder: self._seen[folder] for folder in names if folder in self._seen}
+        for folder in names:
+            if folder not in self._seen:
+                with contextlib.suppress(Unreadable):
+                    checkpoint = self._open(folder)
+                    checkpoint.check_sizes()
+                    self._seen[folder] = checkpoint
+        mine = [checkpoint for checkpoint in self._seen.values() if self._is_mine(checkpoint)]
+        return {checkpoint.version: checkpoint for checkpoint in mine}
 
     def scan(self) -> tuple[list[Checkpoint], list[Rejected]]:
         """Find all checkpoints of the run, oldest first, and all folders that look like one but are not usable."""
@@ -213,7 +227,7 @@ class Tier:
         `verified` are known to be good; else the newest is read first, and one that is damaged does not count and
         is left for a person to look at. `spared` are in use. Raises OSError, Fenced.
         """
-        mine = {checkpoint.version: checkpoint for checkpoint in self.scan()[0]}
+        mine = self._mine()
         damaged: list[Rejected] = []
         while mine and (newest := max(mine)) not in verified:
             try:
