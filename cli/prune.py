@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,16 +126,28 @@ def _alone(who: Owner, dry_run: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _claimed(tier: Tier) -> Iterator[Tier]:
+    """The tier, with everybody shut out who wrote into it before."""
+    claimed = tier.fenced()
+    try:
+        yield claimed
+    finally:
+        with contextlib.suppress(OSError):
+            if claimed.fence is not None:
+                claimed.fence.release()
+
+
 def _one(tier: Tier, rule: Rule, dry_run: bool) -> Done:
-    folders = tier.store.folders()
+    leftovers = [folder for folder in tier.store.folders() if unfinished(folder) is not None]
     good, rejected = tier.scan()
     nbytes = {checkpoint.version: checkpoint.manifest.nbytes for checkpoint in good}
-    leftovers = [folder for folder in folders if unfinished(folder) is not None]
-    if not dry_run and (good or leftovers):
-        tier = tier.fenced()
-        leftovers = tier.remove_leftovers()
-    with progress(f"reading the newest in {tier.name}", max(nbytes.values(), default=0)) as told:
-        pruned = tier.prune(rule, dry_run=dry_run, told=told)
+    writes = not dry_run and (good or leftovers)  # a claim makes the folder, and an empty place needs none
+    with _claimed(tier) if writes else contextlib.nullcontext(tier) as held:
+        if not dry_run:
+            leftovers = held.remove_leftovers()
+        with progress(f"reading the newest in {tier.name}", max(nbytes.values(), default=0)) as told:
+            pruned = held.prune(rule, dry_run=dry_run, told=told)
     halves = {unfinished(folder) for folder in leftovers}
     rejected = [bad for bad in rejected if bad.version.dirname not in halves]
     return Done(tier, rule, pruned, [*rejected, *pruned.damaged], leftovers, nbytes)
