@@ -64,6 +64,7 @@ class Writer:
         self.closed = False
         self.verified: set[Version] = set()
         self._tier: Tier | None = None
+        self._needed = 0
 
     @property
     def name(self) -> str:
@@ -123,6 +124,7 @@ class Writer:
 
     def _write(self, content: Manifest | Part, sources: Mapping[str, Path]) -> None:
         started = time.monotonic()
+        self._needed = content.nbytes
         if isinstance(content, Part):
             checkpoint = write_together(self.open(), content, sources, self.group)
         else:
@@ -156,7 +158,8 @@ class Writer:
     def _room(self) -> str:
         with contextlib.suppress(OSError):
             info = os.statvfs(self.job.place.url)
-            return f"; free there: {info.f_bavail * info.f_frsize} bytes, {info.f_favail} files"
+            free = info.f_bavail * info.f_frsize
+            return f"; needed {self._needed:,} bytes, free there {free:,} bytes and {info.f_favail:,} files"
         return ""
 
     def _prune(self, version: Version, spared: set[Version]) -> None:
