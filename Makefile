@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPEC ?= specs/examples/tiny-gpt.yaml
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench campaigns clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,11 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.memory_tier
+	$(BIN)/python -m tests.benchmarks.storage
+
+campaigns: $(VENV)/.installed
+	$(BIN)/python -m tests.campaigns.kill_storage --kills 1000 --seed 1
+	$(BIN)/python -m tests.campaigns.bit_flips --flips 10000 --seed 1
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
