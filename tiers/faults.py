@@ -14,10 +14,13 @@ import errno
 import fnmatch
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from ..specs.codes import Code
 
 VARIABLE = "DTRAIN_FAULT"
 SLOW_SECONDS = 0.5
@@ -139,7 +142,16 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-_faults = parse(os.environ.get(VARIABLE, ""))
+def _from_environment() -> tuple[Fault, ...]:
+    """The faults that are set; a variable that cannot be read ends the process with one line and exit code 2."""
+    try:
+        return parse(os.environ.get(VARIABLE, ""))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(Code.USAGE) from None
+
+
+_faults = _from_environment()
 _passed = [0] * len(_faults)
 _rank: int | None = int(os.environ["RANK"]) if "RANK" in os.environ else None
 _attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))

@@ -57,6 +57,16 @@ def test_faults_are_data() -> None:
         faults.parse("nowhere:rank=1")
 
 
+def test_a_fault_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    for text in ("nowhere", "disk.write:kind=odd", "disk.write:step=x", "disk.write:colour=red"):
+        code = "import dtrain.tiers.faults"
+        environment = {**os.environ, "DTRAIN_FAULT": text}
+        ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+        assert ended.returncode == 2
+        assert text.encode() in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
 def test_json_files_tell_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(Unreadable, match="No such file"):
