@@ -205,8 +205,8 @@ def test_a_target_is_a_run_a_step_latest_or_a_folder(run: Run, tmp_path: Path) -
 
 def test_a_run_may_have_an_at_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
-    run = Run(tmp_path / "me@home") if (tmp_path / "me@home").mkdir() is None else None
-    assert run is not None
+    (tmp_path / "me@home").mkdir()
+    run = Run(tmp_path / "me@home")
     run.store(10)
     assert dtrain("inspect", run.run.root, "--json").document["step"] == 10
     assert dtrain("inspect", f"{run.run.root}@10", "--json").document["step"] == 10
