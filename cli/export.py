@@ -36,19 +36,19 @@ def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier
     out = Path(out_dir).resolve()
     picked = pick(target, tier)
 
-    def work(held: Held, opened: Opened) -> tuple[Held, Exported]:
-        about = _about(held, opened)
+    def work(held: Held, opened: Opened) -> tuple[Held, dict[str, Any], Exported]:
+        about = {"run_id": picked.stored.run_id, **_about(held, opened)}
         with progress(f"exporting {held}", opened.nbytes) as told:
-            return held, write(opened, out, max_shard_bytes, about, told)
+            return held, about, write(opened, out, max_shard_bytes, about, told)
 
     try:
-        (held, done), passed = first_readable(picked, work)
+        (held, about, done), passed = first_readable(picked, work)
     except FileExistsError as error:
         raise Refused(Code.USAGE, f"{out_dir}: {error.strerror}; give another folder, or empty this one") from error
     except Locked as error:
         raise Refused(Code.MISSING_RESOURCE, f"another export is writing {out_dir} right now") from error
     if as_json:
-        document({**_about(held, held.open(picked.stored.spool)), "out": str(out), **vars(done), "passed_over": passed})
+        document({**about, "out": str(out), **vars(done), "passed_over": passed})
         return Code.DONE
     talk(f"{held} → {out_dir}")
     for name, nbytes in done.files.items():
@@ -59,9 +59,9 @@ def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier
 
 def _about(held: Held, opened: Opened) -> dict[str, Any]:
     """Where the weights are from; the spec is the one they were trained with, or null where it was not stored."""
-    run_id = held.checkpoint.manifest.run_id if held.checkpoint is not None else None
+    known = {"run_id": opened.meta["run_id"]} if "run_id" in opened.meta else {}  # a snapshot in memory has no manifest
     return {
-        "run_id": opened.meta.get("run_id", run_id),
+        **known,
         "step": held.version.step,
         "attempt": held.version.attempt,
         "tier": held.tier,

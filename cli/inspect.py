@@ -63,7 +63,7 @@ def _describe(held: Held, opened: Opened, spec: Mapping[str, Any] | None) -> dic
         "data": meta.get("data"),
         "scheduler": meta.get("scheduler"),
         "ties": meta.get("ties"),
-        "files": _files(held, opened),
+        "files": _files(opened),
         "tensors": {name: _tensor(info) for name, info in facts.items()},
         "spec_changes": None if changed is None else [change.to_json() for change in changed],
     }
@@ -84,10 +84,10 @@ def _state_digest(held: Held, opened: Opened, facts: Mapping[str, Facts]) -> str
         return read_whole(opened, facts, told)
 
 
-def _files(held: Held, opened: Opened) -> dict[str, Any]:
+def _files(opened: Opened) -> dict[str, Any]:
     """In memory a file has no digest as a whole, its entries have."""
-    if held.checkpoint is not None:
-        return held.checkpoint.manifest.files
+    if "files" in opened.meta:
+        return dict(opened.meta["files"])
     return {
         shard_name(rank): {"bytes": source.nbytes, "digest": None, "header_digest": source.header_digest}
         for rank, source in enumerate(opened.sources)

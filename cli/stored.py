@@ -11,13 +11,14 @@ from ..specs.codes import Code
 from ..specs.errors import SpecError
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
+from ..tiers.glance import glance
 from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir, Version, parse_version, staging_name, trash_name
 from ..tiers.memory import MemoryDir, memory_dir, owner_of
 from ..tiers.places import place_of
 from ..tiers.recovery import MEMORY, Candidate, Opened, candidate_of, in_memory, open_candidate, open_checkpoint
 from ..tiers.store import StoreError
-from ..tiers.tier import Checkpoint, Rejected, Tier, disk_tier, open_tier
+from ..tiers.tier import Rejected, Tier, disk_tier, open_tier
 from .output import talk
 from .refusal import Refused
 
@@ -36,11 +37,11 @@ class NotThere(Refused):
 
 @dataclass(frozen=True)
 class Held:
-    """One whole checkpoint in one tier; in memory it has no `checkpoint`, that is no manifest."""
+    """One checkpoint in one tier; `place` is None for the memory."""
 
     candidate: Candidate
     nbytes: int
-    checkpoint: Checkpoint | None = None
+    place: Tier | None = None
 
     @property
     def version(self) -> Version:
@@ -55,18 +56,18 @@ class Held:
     def __str__(self) -> str:
         return f"{self.version} in {self.tier}"
 
-    def open(self, spool: Path | None) -> Opened:
-        """Its description; raises Unreadable. `spool`: for copies of remote files."""
-        if self.checkpoint is not None:
-            return open_checkpoint(self.candidate, self.checkpoint)
-        return open_candidate(self.candidate, spool)
+    def open(self) -> Opened:
+        """Its description; raises Unreadable."""
+        if self.place is None:
+            return open_candidate(self.candidate)
+        return open_checkpoint(self.candidate, self.place.read(self.version))
 
     def is_gone(self) -> bool:
         """Tell whether it has left its tier, as the old ones of a live run do; what fails then is no damage."""
-        if self.checkpoint is None:
+        if self.place is None:
             return self.version not in MemoryDir(Path(self.candidate.place.url)).whole()
         try:
-            return self.version.dirname not in self.checkpoint.tier.store.folders()
+            return self.version.dirname not in self.place.store.folders()
         except OSError:
             return False
 
@@ -85,8 +86,7 @@ class Stored:
     """Tiers that could not be looked into, and why."""
     spec: dict[str, Any] | None = None
     """The run's spec of now."""
-    spool: Path | None = None
-    """Where copies of remote files may lie."""
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -170,25 +170,20 @@ def look(run_dir: str, only: str | None = None) -> Stored:
     unfinished: list[Rejected] = []
     for tier in tiers if only is None else [tier for tier in tiers if tier.name == only]:
         try:
-            good, bad = tier.scan()
+            good, bad = glance(tier)
             folders = set(tier.store.folders()) if bad else set()
         except OSError as error:
             unreachable.append(f"the {tier.name} tier {tier.store.where} cannot be read: {error.strerror or error}")
             continue
-        found += [held_of(checkpoint) for checkpoint in reversed(good)]
-        for one in reversed(bad):
+        found += [Held(Candidate(one.version, tier.place), one.nbytes, tier) for one in good]
+        for one in bad:
             notes = {staging_name(one.version.dirname), trash_name(one.version.dirname)}
             (unfinished if notes & folders else rejected).append(one)
     found.sort(key=lambda held: held.version, reverse=True)  # a stable sort: the faster tier stays first
     if only is not None:
         unreachable = [words for words in unreachable if words.startswith(f"the {only} tier ")]
     spec = spec_to_json(who.spec)
-    return Stored(who.run.root, found, rejected, unfinished, unreachable, spec, who.run.spool)
-
-
-def held_of(checkpoint: Checkpoint) -> Held:
-    """A checkpoint of a slower tier."""
-    return Held(candidate_of(checkpoint), checkpoint.manifest.nbytes, checkpoint)
+    return Stored(who.run.root, found, rejected, unfinished, unreachable, spec, who.run_id)
 
 
 def _in_memory(who: Owner) -> list[Held]:
@@ -238,7 +233,7 @@ def _one_folder(target: str, version: Version) -> Picked:
     try:
         checkpoint = tier.read(version)
         checkpoint.check_sizes()
-        held.append(held_of(checkpoint))
+        held.append(Held(candidate_of(checkpoint), checkpoint.manifest.nbytes, tier))
     except Unreadable as error:
         rejected.append(Rejected(tier.name, str(folder), version, str(error)))
     try:
@@ -280,7 +275,7 @@ def first_readable(picked: Picked, work: Callable[[Held, Opened], Result]) -> tu
     code = Code.MISSING_RESOURCE
     for held in picked.chosen:
         try:
-            return work(held, held.open(picked.stored.spool)), passed
+            return work(held, held.open()), passed
         except Unreadable as error:
             passed.append(_passed(held.tier, held.version, str(error)))
             if not is_unreachable(error) and not held.is_gone():

@@ -16,7 +16,7 @@ from ..tiers.store import Progress
 from ..tiers.tier import Rejected
 from .output import document, progress, say, talk
 from .refusal import guarded
-from .stored import Held, Picked, is_unreachable, nothing, pick
+from .stored import Held, is_unreachable, nothing, pick
 from .view_format import human_bytes, human_seconds
 
 GOOD, DAMAGED, GONE, UNREACHABLE, UNFINISHED = "good", "damaged", "gone", "unreachable", "unfinished"
@@ -36,7 +36,7 @@ def _verify(target: str, as_json: bool, tier: str | None) -> Code:
         raise nothing(picked)
     rows = []
     for number, held in enumerate(picked.chosen, 1):
-        rows.append(_checked(held, picked, f"{number}/{len(picked.chosen)}"))
+        rows.append(_checked(held, f"{number}/{len(picked.chosen)}"))
         _tell(rows[-1], as_json)
     for bad, state in [*((bad, DAMAGED) for bad in picked.rejected), *((one, UNFINISHED) for one in stored.unfinished)]:
         if picked.step in (None, bad.version.step):
@@ -50,13 +50,13 @@ def _verify(target: str, as_json: bool, tier: str | None) -> Code:
     return Code.MISSING_RESOURCE if UNREACHABLE in states or stored.unreachable else Code.DONE
 
 
-def _checked(held: Held, picked: Picked, position: str) -> dict[str, Any]:
+def _checked(held: Held, position: str) -> dict[str, Any]:
     state, reason = GOOD, None
-    passes = 1 if held.checkpoint is None else 2
+    passes = 1 if held.place is None else 2
     started = time.monotonic()
     try:
         with progress(f"{position} {held}", held.nbytes * passes) as told:
-            check(held, held.open(picked.stored.spool), told)
+            check(held.open(), told)
     except Unreadable as error:
         state, reason = UNREACHABLE if is_unreachable(error) else DAMAGED, str(error)
         if held.is_gone():
@@ -86,12 +86,12 @@ def _unread(bad: Rejected, state: str) -> dict[str, Any]:
     }
 
 
-def check(held: Held, opened: Opened, told: Progress) -> None:
+def check(opened: Opened, told: Progress) -> None:
     """Each file as a whole past the page cache, then its header and entries; raises Unreadable at the first fault.
 
     A remote file is fetched once for both.
     """
-    wanted = [info["digest"] for info in held.checkpoint.manifest.files.values()] if held.checkpoint else []
+    wanted = [info["digest"] for info in opened.meta.get("files", {}).values()]  # in memory a file has none
     for index, source in enumerate(opened.sources):
         with contextlib.ExitStack() as stack:
             try:

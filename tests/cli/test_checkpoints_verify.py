@@ -9,7 +9,6 @@ import pytest
 from tests.cli.checkpoints import Run, dtrain, flip
 
 from dtrain.cli import verify as command
-from dtrain.cli.stored import Held
 from dtrain.tiers import faults
 from dtrain.tiers.recovery import Opened
 from dtrain.tiers.store import Progress, StoreError
@@ -106,15 +105,14 @@ def test_what_a_live_run_drops_meanwhile_is_no_damage(run: Run, tier: str, monke
     run.store(10)
     check = command.check
 
-    def dropped_first(held: Held, opened: Opened, told: Progress) -> None:
-        if held.tier == tier == "memory":
+    def dropped_first(opened: Opened, told: Progress) -> None:
+        if opened.candidate.tier == tier == "memory":
             for slot in run.own.all_slots():
                 slot.invalidate()
                 slot.file.write_bytes(b"the next step")
-        if held.tier == tier == "disk":
-            assert held.checkpoint is not None
-            run.disk.commit.remove(held.version, lambda: None)
-        check(held, opened, told)
+        if opened.candidate.tier == tier == "disk":
+            run.disk.commit.remove(opened.candidate.version, lambda: None)
+        check(opened, told)
 
     monkeypatch.setattr(command, "check", dropped_first)
     ended = dtrain("verify", run.run.root, "--json")
