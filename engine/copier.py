@@ -1,14 +1,15 @@
 """The copier: a thread that moves slices of the state into a slot while the training thread computes.
 
-It copies only as many bytes as the open windows have granted, so the pace is the plan's. Each slice is hashed while
-it is still in the processor's cache. memmove and xxh3 both work without Python's lock.
+It copies only as many bytes as the open windows have granted, so the pace is the plan's. Each slice is hashed, and
+looked through for numbers that are not finite, while it is still in the processor's cache. All of that works without
+Python's lock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,19 +17,37 @@ import xxhash
 from torch import Tensor
 
 from ..tiers import faults
+from .finite import Floats
+
+
+class NonFinite(Exception):
+    """The copy was given up: item `number` holds NaN or infinity."""
+
+    def __init__(self, number: int) -> None:
+        """Name the item by its position in the copy."""
+        super().__init__(f"item {number} is not finite")
+        self.number = number
 
 
 class Item(NamedTuple):
-    """One piece of a tensor: `nbytes` from byte `begin` of its row-major bytes go to `offset` in the slot's data."""
+    """One piece of a tensor: `nbytes` from byte `begin` of its row-major bytes go to `offset` in the slot's data.
+
+    With `floats` its numbers must be finite.
+    """
 
     tensor: Tensor
     begin: int
     nbytes: int
     offset: int
+    floats: Floats | None = None
 
 
 class Mover(Protocol):
     """How bytes get from a tensor into the slot."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Most bytes to be moved by one call."""
 
     def start(self) -> None:
         """Called on the training thread after the update: what is copied from now on is that state."""
@@ -42,6 +61,9 @@ class Mover(Protocol):
 
 class HostMover:
     """Host memory to host memory."""
+
+    block_bytes = 512 * 1024
+    """Source and target of a block stay in a core's own cache for what is done with it next."""
 
     def start(self) -> None:
         """Nothing to wait for: the update has returned."""
@@ -60,6 +82,9 @@ class CudaMover:
 
     Written for CUDA and never run on a GPU so far; see docs/status.md.
     """
+
+    block_bytes = 2**62
+    """Every call waits for the device, so a slice is one."""
 
     def __init__(self, device: torch.device) -> None:
         """Make the side stream."""
@@ -126,7 +151,7 @@ class Copier:
             return self._items is not None
 
     def finish(self) -> None:
-        """Wait until the copy is complete; raises what went wrong in the thread."""
+        """Wait until the copy is complete; raises what went wrong in the thread: NonFinite, or an error."""
         with self._changed:
             self._unlimited = True
             self._changed.notify_all()
@@ -173,14 +198,35 @@ class Copier:
         for number, given in enumerate(items):
             item = given._replace(tensor=self.mover.in_rows(given.tensor))
             hasher = xxhash.xxh3_128()
-            for position in range(0, item.nbytes, self.slice_bytes):
-                size = min(self.slice_bytes, item.nbytes - position)
-                if not self._take(size):
-                    return
-                target = self._base + item.offset + position
-                self.mover.move(item, position, size, target)
-                hasher.update((ctypes.c_char * size).from_address(target))
+            checked = 0
+            for begin, end in self._blocks(item.nbytes):
+                target = self._base + item.offset + begin
+                self.mover.move(item, begin, end - begin, target)
+                hasher.update((ctypes.c_char * (end - begin)).from_address(target))
+                if item.floats is not None:
+                    checked = self._check(number, item, item.floats, checked, end)
+            if self._stopping:
+                return
             digests.append(hasher.hexdigest())
             if number == half:
                 faults.point("copy.slice", self._step)
         self._done(digests)
+
+    def _blocks(self, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of every block of an item, slice by slice as they are granted; stops early when told to end."""
+        for position in range(0, nbytes, self.slice_bytes):
+            end = min(position + self.slice_bytes, nbytes)
+            if not self._take(end - position):
+                return
+            for begin in range(position, end, self.mover.block_bytes):
+                yield begin, min(begin + self.mover.block_bytes, end)
+
+    def _check(self, number: int, item: Item, floats: Floats, begin: int, end: int) -> int:
+        """Raise NonFinite for a number that is not finite; returns how far whole numbers have been looked at.
+
+        A slice may end inside a number, which is then looked at with the next one.
+        """
+        end -= end % floats.width
+        if not floats.all_finite(self._base + item.offset + begin, end - begin):
+            raise NonFinite(number)
+        return end

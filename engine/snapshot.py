@@ -7,7 +7,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,8 @@ from ..tiers.digest import digest
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard
-from .copier import Copier, HostMover, Item, Mover
+from .copier import Copier, HostMover, Item, Mover, NonFinite
+from .finite import FLOATS, Floats
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
@@ -40,9 +41,32 @@ class Cadence:
         """Tell whether the state of `step` belongs to the memory tier."""
         return self.memory > 0 and step % self.memory == 0
 
-    def drain(self, step: int) -> bool:
-        """Tell whether the state of `step` goes to the first slower tier."""
+    def drain_due(self, step: int) -> bool:
+        """Tell whether the state of `step` belongs to the first slower tier."""
         return self.slow > 0 and step % self.slow == 0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A snapshot that no rank keeps: the tensor of its state that holds NaN or infinity."""
+
+    version: Version
+    tensor: str
+
+
+class Place(NamedTuple):
+    """Where a piece is found, and where it goes."""
+
+    parameter: nn.Parameter
+    key: str | None
+    """Under which the optimizer keeps the tensor for that parameter; None: the parameter itself."""
+    begin: int
+    """First byte in the tensor."""
+    nbytes: int
+    offset: int
+    """First byte in the slot's data."""
+    floats: Floats | None
+    """Set where the numbers must be finite: in what is trained and in what the optimizer keeps of it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +100,9 @@ class Snapshots:
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
         self.rank, self.world, self.device = rank, world, device
         self.cadence, self.pace, self.alive = cadence, pace, alive
-        self.pieces = divide(infos(state.constant()), world)[rank]
+        constant = infos(state.constant())
+        self.names = [info.name for info in constant]
+        self.pieces = divide(constant, world)[rank]
         self.places = self._places()
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
@@ -93,6 +119,8 @@ class Snapshots:
         self.safe = restored
         self.outdated = memory.of_other_worlds(world) if rank == 0 else []
         self.current: Version | None = None
+        self.refused: int | None = None
+        """Position in `names` of the tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
         self._began = 0.0
         self.copied: list[tuple[torch.Tensor, int, int]] = []
@@ -147,15 +175,18 @@ class Snapshots:
                 slot.slot.invalidate()
                 slot.version = None
 
-    def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> None:
+    def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> bool | None:
         """The update of `step` is done: take on its snapshot, if it is due. `meta` goes into the manifest.
 
         `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. By `when_slow` of the
-        tier the checkpoint is left out then, or waited for.
+        tier the checkpoint is left out then, or waited for. Returns False when one for the slow tier was left out,
+        None when none was due.
         """
-        drain = self.cadence.drain(step) and (self.cadence.drain_patient or not drain_busy)
+        due = self.cadence.drain_due(step)
+        drain = due and (self.cadence.drain_patient or not drain_busy)
         if drain or self.cadence.memory_due(step):
             self.take(step, meta, drain=drain)
+        return drain if due else None
 
     def take(self, step: int, meta: dict[str, Any], *, drain: bool) -> None:
         """Take on the snapshot of `step` whether it is due or not."""
@@ -170,7 +201,7 @@ class Snapshots:
             ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
             boundary.append(digest(data))
             position += info.nbytes
-        self.current = version
+        self.current, self.refused = version, None
         commit = self._committer(slot, version, boundary, meta if self.rank == 0 else {}, drain)
         items = self._items()
         self.copied = [(item.tensor, item.tensor._version, item.tensor.data_ptr()) for item in items]
@@ -181,15 +212,17 @@ class Snapshots:
         """This rank's pieces of the live tensors, looked up anew: an optimizer may have replaced some."""
         kept = self.state.optimizer.state
         return [
-            Item(parameter if key is None else kept[parameter][key], begin, nbytes, offset)
-            for parameter, key, begin, nbytes, offset in self.places
+            Item(place.parameter if place.key is None else kept[place.parameter][place.key], *place[2:])
+            for place in self.places
         ]
 
-    def _places(self) -> list[tuple[nn.Parameter, str | None, int, int, int]]:
-        """Of every piece: parameter, the optimizer's key, first byte in the tensor, bytes, offset in the slot."""
+    def _places(self) -> list[Place]:
         places, offset, found = [], 0, self.state.places()
         for piece in self.pieces:
-            places.append((*found[piece.tensor.name], piece.offset_bytes, piece.nbytes, offset))
+            parameter, key = found[piece.tensor.name]
+            trained = key is not None or parameter.requires_grad
+            floats = FLOATS.get(piece.tensor.dtype) if trained else None
+            places.append(Place(parameter, key, piece.offset_bytes, piece.nbytes, offset, floats))
             offset += piece.nbytes
         return places
 
@@ -225,12 +258,15 @@ class Snapshots:
         self.copier.grant(self.pace.backward_bytes)
 
     def finish(self) -> int:
-        """Wait for the snapshot under way; returns its bytes, 0 when there was none."""
+        """Wait for the snapshot under way; returns its bytes, 0 when there was none or this rank has `refused` it."""
         if self.current is None:
             return 0
-        self.copier.finish()
+        try:
+            self.copier.finish()
+        except NonFinite as error:
+            self.refused = self.names.index(self.pieces[error.number].tensor.name)
         self._check_unchanged()
-        return self.shard.data_bytes
+        return self.shard.data_bytes if self.refused is None else 0
 
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
@@ -254,6 +290,16 @@ class Snapshots:
                 self.outdated.pop().unlink(missing_ok=True)
         whole, self.current = self.current, None
         return whole
+
+    def refuse(self, tensor: int) -> Refused:
+        """A rank has refused the snapshot for a tensor (position in `names`): no rank keeps it, the older one stays."""
+        assert self.current is not None
+        refused, self.current, self.refused = Refused(self.current, self.names[tensor]), None, None
+        for slot in self.slots:
+            if slot.version == refused.version:
+                slot.slot.invalidate()
+                slot.version = None
+        return refused
 
     def salvage(self) -> None:
         """The step has failed: complete this rank's copy all the same, the others may have theirs."""

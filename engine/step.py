@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
 from .optim import clip_gradients, learning_rate, set_learning_rate
 from .parts import Parts
-from .snapshot import Snapshots
+from .snapshot import Refused, Snapshots
 from .timing import StepClock
-
-_KEPT = "the state of step {} was kept; dtrain resume --from STEP goes back further, a lower lr may help"
 
 
 class TrainingDiverged(Exception):
-    """The loss or a gradient is not a number any more; a restart would end the same way."""
+    """The loss, a gradient or the state is not finite any more; a restart would end the same way."""
 
 
 @dataclass
@@ -30,23 +29,33 @@ class Progress:
 
     step: int = 0
     samples: int = 0
+    _fixed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def meta(self, parts: Parts, spec_digest: str, world: int) -> dict[str, Any]:
-        """What the manifest says beside the tensors."""
-        scheduler = parts.spec.training.scheduler
+        """What the manifest says beside the tensors; what stays the same in an attempt is put together once."""
+        if self._fixed is None:
+            self._fixed = _fixed_meta(parts, spec_digest, world)
         return {
-            "mesh": {"dp_replicate": world, "dp_shard": 1, "tp": 1, "pp": 1},
-            "spec_digest": spec_digest,
-            "data": {
-                "samples": self.samples,
-                "seed": parts.spec.seed,
-                "size": parts.batches.size,
-                "fingerprint": parts.fingerprint,
-                "spec": parts.data_digest,
-            },
-            "scheduler": {"name": scheduler.name, "step": self.step},
-            "ties": parts.ties,
+            **self._fixed,
+            "data": {**self._fixed["data"], "samples": self.samples},
+            "scheduler": {**self._fixed["scheduler"], "step": self.step},
         }
+
+
+def _fixed_meta(parts: Parts, spec_digest: str, world: int) -> dict[str, Any]:
+    return {
+        "mesh": {"dp_replicate": world, "dp_shard": 1, "tp": 1, "pp": 1},
+        "spec": spec_to_json(parts.spec),
+        "spec_digest": spec_digest,
+        "data": {
+            "seed": parts.spec.seed,
+            "size": parts.batches.size,
+            "fingerprint": parts.fingerprint,
+            "spec": parts.data_digest,
+        },
+        "scheduler": {"name": parts.spec.training.scheduler.name},
+        "ties": parts.ties,
+    }
 
 
 @dataclass(frozen=True)
@@ -57,22 +66,25 @@ class StepOutcome:
     stop: bool
     drain_busy: bool
     committed: Version | None
+    refused: Refused | None
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:
-    """Make one optimizer update; the snapshot of the step before is complete when it returns."""
+    """Make one optimizer update; the snapshot of the step before is complete when it returns, or refused."""
     step = progress.step + 1
     clock = StepClock(context.device)
     faults.point("step.start", step)
     loss = _passes(parts, context, progress.samples, snapshots, clock, step)
     with clock.waiting("stall"):
         copied = snapshots.finish() if snapshots is not None else 0
-    mean, stop, drain_busy = _agree(parts, context, loss, snapshots)
-    committed = snapshots.superseded() if snapshots is not None else None
+    mean, stop, drain_busy, clean = _agree(context, loss, snapshots)
+    committed, refused = settle(context, snapshots, clean=clean)
+    if refused is not None and parts.spec.checkpoint.non_finite == "stop":
+        raise diverged(refused, snapshots)
     faults.point("update.before", step)
     lr = learning_rate(step, parts.spec.training.optimizer.lr, parts.spec.training.scheduler, parts.spec.max_steps)
     with clock.part("optimizer"):
-        norm = _update(parts, lr, mean, step)
+        norm = _update(parts, lr, mean, step, snapshots)
     faults.point("update.after", step)
     seconds = clock.total()
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
@@ -86,9 +98,9 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         "backward_s": clock.seconds["backward"],
         "optimizer_s": clock.seconds["optimizer"],
         "stall_s": clock.seconds["stall"],
-        "snapshot_bytes": copied,
+        "snapshot_bytes": copied if refused is None else 0,
     }
-    return StepOutcome(metrics, stop, drain_busy, committed)
+    return StepOutcome(metrics, stop, drain_busy, committed, refused)
 
 
 def _passes(
@@ -119,21 +131,53 @@ def _passes(
     return total
 
 
-def _agree(parts: Parts, context: Context, loss: Tensor, snapshots: Snapshots | None) -> tuple[float, bool, bool]:
-    """Once every rank has its snapshot whole: mean loss, whether to stop, whether a drainer is busy."""
+def _agree(context: Context, loss: Tensor, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool]:
+    """Once every rank has its copy: mean loss, whether to stop, whether a drainer is busy, whether no rank refuses."""
     draining = snapshots is not None and snapshots.draining()
-    values = [float(loss), float(context.stop.is_set), float(draining)]
-    total, stop, busy = context.sum_over_ranks(values)
-    return total / context.world, stop > 0, busy > 0
+    refuses = snapshots is not None and snapshots.refused is not None
+    values = [float(loss), float(context.stop.is_set), float(draining), float(refuses)]
+    total, stop, busy, refused = context.sum_over_ranks(values)
+    return total / context.world, stop > 0, busy > 0, refused == 0
 
 
-def _update(parts: Parts, lr: float, mean_loss: float, step: int) -> float:
+def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tuple[Version | None, Refused | None]:
+    """Every rank has finished its copy: the version that is whole now, or the one that none keeps.
+
+    `clean` is what all ranks agreed on: none of them refuses it.
+    """
+    if snapshots is None:
+        return None, None
+    if clean:
+        return snapshots.superseded(), None
+    said = [0.0] * context.world
+    if snapshots.refused is not None:
+        said[context.rank] = 1.0 + snapshots.refused
+    tensor = next(number for number in context.sum_over_ranks(said) if number > 0)
+    return None, snapshots.refuse(int(tensor) - 1)
+
+
+def diverged(refused: Refused, snapshots: Snapshots | None) -> TrainingDiverged:
+    """The error for a state that was refused."""
+    words = f"{refused.tensor} holds NaN or infinity after the update of step {refused.version.step}"
+    return TrainingDiverged(f"{words}; {_kept(snapshots)}")
+
+
+def _kept(snapshots: Snapshots | None) -> str:
+    if snapshots is None or snapshots.safe is None:
+        return "no state of an earlier step was kept; a lower lr may help"
+    return (
+        f"the state of step {snapshots.safe.step} was kept; dtrain resume --from STEP goes back further, "
+        "a lower lr may help"
+    )
+
+
+def _update(parts: Parts, lr: float, mean_loss: float, step: int, snapshots: Snapshots | None) -> float:
     """Clip and update, unless that would write something that is not a number into the weights."""
     if not math.isfinite(mean_loss):
-        raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; {_KEPT.format(step - 1)}")
+        raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; {_kept(snapshots)}")
     norm = float(clip_gradients(parts.model, parts.spec.training.max_grad_norm))
     if not math.isfinite(norm):
-        raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_KEPT.format(step - 1)}")
+        raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_kept(snapshots)}")
     set_learning_rate(parts.optimizer, lr)
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)

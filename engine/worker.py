@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..planners.plan import Plan, plan_from_json
 from ..specs.codes import Code
@@ -27,7 +27,7 @@ from .restore import NothingUsable, Restored, restore
 from .slot import SlotError
 from .snapshot import Cadence, Pace, Snapshots
 from .state import StateError
-from .step import Progress, TrainingDiverged, train_step
+from .step import Progress, TrainingDiverged, diverged, settle, train_step
 
 FINAL_ERRORS: dict[type[BaseException], Code] = {
     NothingUsable: Code.DAMAGED,
@@ -57,7 +57,8 @@ class Worker:
     def train(self) -> NoReturn:
         """Join the others, continue from the newest whole step, train to the end or until told to stop."""
         context = join(self.spec, self.memory, self.stop)
-        reporter = Reporter(self.run, self.job.attempt, active=context.rank == 0)
+        slow = self.spec.slow_tiers[0].type if self.spec.slow_tiers else None
+        reporter = Reporter(self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow)
         parts = assemble(self.spec, context)
         restored = self._restore(parts, context, reporter)
         snapshots = self._snapshots(parts, context, restored)
@@ -70,9 +71,11 @@ class Worker:
             if snapshots is not None:
                 snapshots.salvage()
             raise
-        if snapshots is not None:
-            self._last_snapshot(parts, context, snapshots, reporter)
+        finally:
+            reporter.end_outage()
         preempted = self.progress.step < self.spec.max_steps
+        if snapshots is not None:
+            self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
         context.sign_off()
         if context.rank == 0:
             digest = parts.state.digest()
@@ -137,27 +140,43 @@ class Worker:
         context.step = self.progress.step + 1
         outcome = train_step(parts, context, self.progress, snapshots)
         trained = time.perf_counter()
+        drained = None
         if snapshots is not None:
-            meta = self.progress.meta(parts, self.spec_digest, context.world)
-            snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
+            meta = self._meta(parts, context)
+            drained = snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
         ended = time.perf_counter()
         metrics = outcome.metrics
         metrics["stall_s"] += ended - trained
         metrics["step_s"] = ended - started
         if snapshots is not None:
             reporter.committed(outcome.committed, snapshots.bytes_over_ranks, snapshots.copy_seconds)
+            reporter.refused(outcome.refused)
+            reporter.drained(self.progress.step, drained)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
         return outcome.stop, float(metrics["loss"])
 
-    def _last_snapshot(self, parts: Parts, context: Context, snapshots: Snapshots, reporter: Reporter) -> None:
-        """Keep the state of the last step, whatever the intervals: the launcher has it carried to disk."""
+    def _meta(self, parts: Parts, context: Context) -> dict[str, Any]:
+        return self.progress.meta(parts, self.spec_digest, context.world)
+
+    def _last_snapshot(
+        self, parts: Parts, context: Context, snapshots: Snapshots, reporter: Reporter, *, preempted: bool
+    ) -> None:
+        """Keep the state of the last step, whatever the intervals: the launcher has it carried to disk.
+
+        Raises TrainingDiverged when it is not finite: a run does not end well with a state that nobody can go on from.
+        Stopped from outside under `non_finite: skip`, it ends with the last good one instead.
+        """
         if snapshots.current is None and self.progress.step > 0:
-            meta = self.progress.meta(parts, self.spec_digest, context.world)
-            snapshots.take(self.progress.step, meta, drain=False)
+            snapshots.take(self.progress.step, self._meta(parts, context), drain=False)
         snapshots.finish()
-        context.all_agree(True)
-        reporter.committed(snapshots.superseded(), snapshots.bytes_over_ranks, snapshots.copy_seconds)
+        whole, refused = settle(context, snapshots, clean=context.all_agree(snapshots.refused is None))
         snapshots.close()
+        reporter.committed(whole, snapshots.bytes_over_ranks, snapshots.copy_seconds)
+        if refused is None:
+            return
+        if not preempted or snapshots.safe is None or self.spec.checkpoint.non_finite == "stop":
+            raise diverged(refused, snapshots)
+        reporter.refused(refused)
 
 
 def main(arguments: list[str]) -> NoReturn:

@@ -283,6 +283,9 @@ class Checkpoint(Block):
 
     max_overhead: Fraction = 0.01
     """Upper limit of the time lost to checkpointing, as a fraction of the step time."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A trained weight or the optimizer's state holds NaN or infinity, so it is not stored and the last good
+    checkpoints stay: stop the run, or train on without checkpoints until all numbers are finite again."""
 
 
 class Spec(Block):
