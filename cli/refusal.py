@@ -49,6 +49,9 @@ def guarded(work: Callable[[], int], as_json: bool) -> int:
         return _say(Code.MISSING_RESOURCE, f"another dtrain drives this run: {error}", as_json)
     except Unreadable as error:
         return _say(Code.DAMAGED, str(error), as_json)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(int(Code.INTERRUPTED)) from None
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,17 @@ from ..tiers.layout import RunDir, Version, parse_version, staging_name, trash_n
 from ..tiers.memory import MemoryDir, memory_dir, owner_of
 from ..tiers.places import place_of
 from ..tiers.recovery import MEMORY, Candidate, Opened, candidate_of, in_memory, open_candidate, open_checkpoint
-from ..tiers.store import StoreError
 from ..tiers.tier import Rejected, Tier, disk_tier, open_tier
 from .output import talk
 from .refusal import Refused
 
 Result = TypeVar("Result")
+SPOOL = "spool-read"
+"""Folder in a run for copies of remote files; the run's own spool is cleared whenever it starts."""
 _NAMED = 12
 """Most steps that a message lists."""
+_DAMAGE = (errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+"""What a system says of files that are gone or broken."""
 
 
 class NotThere(Refused):
@@ -149,10 +153,11 @@ def _run_id(run: RunDir) -> str | None:
 def slow_tiers(who: Owner) -> tuple[list[Tier], list[str]]:
     """The tiers beside memory, fastest first, and those that could not be opened with the reason."""
     tiers, unreachable = [], []
+    spool = who.run.root / SPOOL
     for described in who.spec.slow_tiers:
         place = place_of(described, who.run)
         try:
-            tiers.append(open_tier(place, who.run_id, who.run.spool))
+            tiers.append(open_tier(place, who.run_id, spool))
         except OSError as error:
             unreachable.append(f"the {place.type} tier {place.url} cannot be opened: {error.strerror or error}")
     return tiers, unreachable
@@ -259,8 +264,9 @@ def nothing(picked: Picked) -> Refused:
 
 
 def is_unreachable(error: Unreadable) -> bool:
-    """Tell whether the place failed, as against the bytes in it."""
-    return isinstance(error.__cause__, StoreError)
+    """Tell whether the place or this machine failed (no answer, no permission, no room), as against the bytes."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _DAMAGE
 
 
 def first_readable(picked: Picked, work: Callable[[Held, Opened], Result]) -> tuple[Result, list[dict[str, Any]]]:

@@ -120,4 +120,4 @@ def test_an_interrupt_is_130_without_a_traceback(tmp_path: Path, command: str) -
     assert "Traceback" not in said
     left = {"lock"} if command == "prune" else set()
     new = {str(Path(path).name) for path in {str(path) for path in tmp_path.rglob("*")} - set(there)}
-    assert new - left - {".fence"} == set()
+    assert new - left == set()

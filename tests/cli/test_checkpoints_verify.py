@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.checkpoints import Run, dtrain, flip
 
+from dtrain.cli import stored
 from dtrain.cli import verify as command
 from dtrain.tiers import faults
+from dtrain.tiers.object import ObjectStore
 from dtrain.tiers.recovery import Opened
+from dtrain.tiers.store import Place as Where
 from dtrain.tiers.store import Progress, StoreError
+from dtrain.tiers.tier import Tier
 
 
 @pytest.fixture
@@ -120,20 +125,30 @@ def test_what_a_live_run_drops_meanwhile_is_no_damage(run: Run, tier: str, monke
     assert sorted(state for _, _, state in states(ended.document)) == ["gone", "good"]
 
 
-def test_a_store_that_fails_meanwhile_is_69_and_not_called_damage(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("failure", "code", "state"),
+    [
+        (StoreError("the bucket does not answer"), 69, "unreachable"),
+        (PermissionError(errno.EACCES, "Permission denied"), 69, "unreachable"),
+        (OSError(errno.ENOSPC, "No space left on device"), 69, "unreachable"),
+        (OSError(errno.EIO, "Input/output error"), 65, "damaged"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), 65, "damaged"),
+    ],
+)
+def test_a_place_that_fails_is_69_and_broken_bytes_are_65(run: Run, failure: OSError, code: int, state: str) -> None:
     run.store_object(10)
 
     def fail(name: str, where: str, detail: object) -> None:
         if name == "disk.read" and where.endswith("rank-00001.safetensors"):
-            raise StoreError("the bucket does not answer")
+            raise failure
 
     before = faults.watch(fail)
     try:
         ended = dtrain("verify", run.run.root, "--json")
     finally:
         faults.watch(before)
-    assert ended.code == 69
-    assert states(ended.document) == [(10, "object", "unreachable")]
+    assert ended.code == code
+    assert states(ended.document) == [(10, "object", state)]
 
 
 def test_an_unreachable_tier_is_69_although_the_rest_is_good(run: Run) -> None:
@@ -149,3 +164,29 @@ def test_nothing_to_verify_is_said(run: Run) -> None:
     ended = dtrain("verify", run.run.root)
     assert ended.code == 2
     assert "no checkpoints" in ended.err
+
+
+def test_a_bucket_is_read_through_one_copy_that_goes_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_bucket(place: Where, run_id: str | None, spool: Path | None) -> Tier:
+        return Tier(place, ObjectStore(place.url, {}, spool), run_id)
+
+    run.write_spec({"type": "object", "url": run.bucket.as_uri()})
+    folder = run.store_object(10)
+    monkeypatch.setattr(stored, "open_tier", open_bucket)
+    fetched: list[str] = []
+    before = faults.watch(
+        lambda name, where, detail: fetched.append(Path(where).name) if name == "object.get" else None
+    )
+    try:
+        assert dtrain("verify", run.run.root).code == 0
+        assert sorted(name for name in fetched if name.startswith("rank-")) == [
+            "rank-00000.safetensors", "rank-00001.safetensors",
+        ]  # fmt: skip
+        assert dtrain("export", run.run.root, tmp_path / "out").code == 0
+    finally:
+        faults.watch(before)
+    flip(folder / "rank-00001.safetensors")
+    assert dtrain("verify", run.run.root).code == 65
+    assert not list(run.run.root.glob("spool*/*.safetensors"))
