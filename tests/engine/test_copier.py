@@ -11,7 +11,8 @@ import torch
 from tests.engine.build import GatedMover
 from torch import Tensor
 
-from dtrain.engine.copier import Copier, HostMover, Item
+from dtrain.engine.copier import Copier, HostMover, Item, NonFinite
+from dtrain.engine.finite import FLOATS
 from dtrain.engine.state import tensor_bytes
 from dtrain.tiers.digest import digest
 
@@ -251,3 +252,44 @@ def test_a_large_tensor_that_does_not_lie_row_by_row_is_brought_into_rows_once(b
     one.copier.finish()
     assert one.target.data == one.expected
     assert made <= 1, f"made row-major {made} times for 16 slices"
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 3, 16, 36, 10**6])
+@pytest.mark.parametrize("position", [0, 3, 8])
+def test_a_copy_with_a_number_that_is_not_finite_is_given_up(bench: MakeBench, slice_bytes: int, position: int) -> None:
+    """Slices may end inside a number."""
+    tensors = [torch.randn(9), torch.randn(9), torch.randn(2)]
+    tensors[1][position] = float("inf")
+    one = bench(tensors, slice_bytes)
+    one.items = [item._replace(floats=FLOATS["F32"]) for item in one.items]
+    one.begin()
+    with pytest.raises(NonFinite) as caught:
+        one.copier.finish()
+    assert caught.value.number == 1
+    assert one.digests == []
+    tensors[1][position] = 1.0
+    one.begin()
+    one.copier.finish()
+    assert len(one.digests) == 1, "the next one is copied"
+
+
+def test_what_need_not_be_finite_is_copied_as_it_is(bench: MakeBench) -> None:
+    one = bench([torch.tensor([1.0, float("nan"), -float("inf")]), torch.ones(2)])
+    one.items[1] = one.items[1]._replace(floats=FLOATS["F32"])
+    one.begin()
+    one.copier.finish()
+    assert one.target.data == one.expected
+    assert len(one.digests) == 1
+
+
+def test_a_large_slice_is_moved_in_blocks_that_fit_a_cache(bench: MakeBench) -> None:
+    mover = GatedMover()
+    mover.gate.set()
+    mover.block_bytes = 64
+    one = bench([torch.randn(100)], slice_bytes=160, mover=mover)
+    one.begin()
+    one.copier.grant(1)
+    assert settled(mover, 160) == 160, "a slice is granted whole"
+    one.copier.finish()
+    assert mover.moved == [64, 64, 32, 64, 64, 32, 64, 16]
+    assert one.target.data == one.expected

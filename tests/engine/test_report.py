@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dtrain.engine.report import Reporter
 from dtrain.engine.restore import Restored
+from dtrain.engine.snapshot import Refused
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate
@@ -24,6 +25,9 @@ def said(run: RunDir, *, active: bool) -> None:
     reporter.committed(None, 4096, 0.125)
     reporter.restored(RESTORED, "ab", ({"step": 5, "reason": "cut"},))
     reporter.event("warning", None, detail="x")
+    reporter.refused(Refused(Version(2, 4), "model.w"))
+    reporter.drained(5, False)
+    reporter.end_outage()
 
 
 def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
@@ -33,7 +37,7 @@ def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
     assert {key: first[key] for key in METRICS} == METRICS
     assert (first["tokens"], first["tokens_per_s"], first["samples"], first["attempt"]) == (1000, 4000.0, 96, 2)
     assert (second["tokens"], second["tokens_per_s"]) == (None, None)
-    committed, restored, warning = read_lines(run.events)
+    committed, restored, warning, *_ = read_lines(run.events)
     assert {**committed, "time": 0} == {
         "event": "committed", "step": 3, "attempt": 2, "tier": "memory", "bytes": 4096, "seconds": 0.125, "time": 0,
     }  # fmt: skip
@@ -51,3 +55,44 @@ def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
 def test_the_other_ranks_are_silent(tmp_path: Path) -> None:
     said(RunDir(tmp_path), active=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def told(run: RunDir, event: str) -> list[dict[str, object]]:
+    return [line for line in read_lines(run.events) if line["event"] == event]
+
+
+def test_checkpoints_left_out_for_a_slow_tier_are_told_once_per_outage(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reporter = Reporter(run, 1, active=True, slow_tier="object")
+    for step, drained in [(1, None), (2, True), (3, None), (4, False), (5, None), (6, False), (7, None)]:
+        reporter.drained(step, drained)
+    assert told(run, "skipped") == [], "it is not over"
+    reporter.drained(8, True)
+    reporter.drained(10, True)
+    reporter.drained(12, False)
+    reporter.end_outage()
+    reporter.end_outage()
+    assert [(e["step"], e["tier"], e["reason"], e["left_out"]) for e in told(run, "skipped")] == [
+        (6, "object", "the tier is slower than its interval", 2),
+        (12, "object", "the tier is slower than its interval", 1),
+    ]
+
+
+def test_states_that_are_not_finite_are_told_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reporter = Reporter(run, 1, active=True)
+    reporter.committed(Version(1, 1), 8, 0.1)
+    for step in (2, 3, 4):
+        reporter.refused(Refused(Version(1, step), "model.w"))
+        reporter.committed(None, 8, 0.1)
+    reporter.refused(None)
+    assert [(e["step"], e["tier"], e["reason"], e["left_out"]) for e in told(run, "skipped")] == [
+        (2, "memory", "model.w holds NaN or infinity", 1)
+    ]
+    reporter.committed(Version(1, 5), 8, 0.1)
+    reporter.committed(Version(1, 6), 8, 0.1)
+    assert [(e["step"], e["detail"]) for e in told(run, "warning")] == [
+        (5, "the state is finite again; 3 snapshots were left out meanwhile")
+    ]
+    reporter.refused(Refused(Version(1, 7), "model.w"))
+    assert len(told(run, "skipped")) == 2

@@ -13,7 +13,6 @@ from tests.engine.build import (
     GatedMover,
     Odd,
     Plain,
-    Ranks,
     content,
     in_memory,
     state_of,
@@ -24,7 +23,7 @@ from torch import nn
 
 from dtrain.engine.copier import HostMover, Item
 from dtrain.engine.slot import SlotError
-from dtrain.engine.snapshot import Cadence, Pace
+from dtrain.engine.snapshot import Pace
 from dtrain.engine.state import StateError, TrainState, infos, tensor_bytes
 from dtrain.specs.models import Sgd
 from dtrain.tiers.layout import Version
@@ -561,48 +560,6 @@ def test_a_link_in_the_place_of_a_slot_is_refused(memory: MemoryDir, ranks: Make
     with pytest.raises(SlotError):
         ranks(state_of(Plain()))
     assert other.read_bytes() == b"precious"
-
-
-CADENCES = [
-    (Cadence(1, 0, False), [1, 2, 3, 4, 5, 6], []),
-    (Cadence(2, 0, False), [2, 4, 6], []),
-    (Cadence(1, 3, False), [1, 2, 3, 4, 5, 6], [3, 6]),
-    (Cadence(0, 3, False), [3, 6], [3, 6]),
-    (Cadence(2, 3, True), [2, 3, 4, 6], [3, 6]),
-    (Cadence(0, 0, False), [], []),
-]
-
-
-def begun(memory: MemoryDir, job: Ranks, steps: int, *, busy: bool) -> tuple[list[int], list[int]]:
-    """Steps that were stored, and those that were pinned for the drainer."""
-    stored_steps, drained = [], []
-    (member,) = job.members
-    for step in range(1, steps + 1):
-        member.begin(step, {}, drain_busy=busy)
-        member.finish()
-        version = member.superseded()
-        if version is not None:
-            stored_steps.append(version.step)
-        drained += sorted(drain_marks(memory))
-        for slot in memory.pending():
-            slot.drain_mark.unlink()
-    return stored_steps, drained
-
-
-@pytest.mark.parametrize(("cadence", "expected", "drained"), CADENCES)
-def test_steps_are_stored_when_they_are_due(
-    memory: MemoryDir, ranks: MakeRanks, cadence: Cadence, expected: list[int], drained: list[int]
-) -> None:
-    job = ranks(state_of(Plain()), cadence=cadence)
-    assert begun(memory, job, 6, busy=False) == (expected, drained)
-
-
-@pytest.mark.parametrize(("patient", "drained"), [(True, [2, 4]), (False, [])])
-def test_a_busy_drainer_is_waited_for_only_when_the_spec_asks_for_it(
-    memory: MemoryDir, ranks: MakeRanks, patient: bool, drained: list[int]
-) -> None:
-    job = ranks(state_of(Plain()), cadence=Cadence(1, 2, patient))
-    assert begun(memory, job, 4, busy=True) == ([1, 2, 3, 4], drained)
 
 
 def test_windows_grant_what_the_plan_says(ranks: MakeRanks) -> None:

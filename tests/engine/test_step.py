@@ -25,6 +25,7 @@ from dtrain.engine.state import StateError, random_states, seed_everything
 from dtrain.engine.step import Progress, TrainingDiverged, train_step
 from dtrain.engine.worker import exit_code_of
 from dtrain.specs.codes import Code
+from dtrain.specs.load import spec_from_json
 from dtrain.specs.models import Spec
 from dtrain.tiers.digest import digest
 from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, read_heartbeats
@@ -385,3 +386,12 @@ def test_parts_name_what_is_stored(begin: Begin) -> None:
     assert meta["data"]["fingerprint"] == parts.fingerprint
     assert meta["ties"] == parts.state.ties()
     assert (meta["spec_digest"], meta["scheduler"]) == ("digest", {"name": "cosine", "step": 3})
+
+
+def test_a_checkpoint_holds_the_spec_that_made_it(begin: Begin, memory: MemoryDir) -> None:
+    run = begin()
+    run.train(2)
+    for step in (1, 2):
+        meta = open_candidate(in_memory(memory, step)).meta
+        assert spec_from_json(meta["spec"]) == run.spec
+        assert (meta["data"]["samples"], meta["scheduler"]["step"]) == (step * 16, step)
