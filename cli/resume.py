@@ -19,8 +19,9 @@ from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
 from ..tiers.places import slow_tiers
-from ..tiers.recovery import Candidate, candidate_of, digest_of, find, open_candidate
+from ..tiers.recovery import Candidate, candidate_of, find, open_candidate
 from ..tiers.tier import Rejected, disk_tier
+from ..tiers.whole import facts_of, read_whole
 from .difference import changes
 from .refusal import Refused, guarded
 from .run import check_supported
@@ -70,7 +71,8 @@ def _last_state(
     damaged: list[Rejected] = []
     while chosen and chosen[0].version.step == last_step:
         try:
-            return digest_of(open_candidate(chosen[0], run.spool)), chosen, damaged
+            opened = open_candidate(chosen[0], run.spool)
+            return read_whole(opened, facts_of(opened)), chosen, damaged
         except Unreadable as error:
             damaged.append(Rejected(chosen[0].tier, chosen[0].folder, chosen[0].version, str(error)))
             chosen = chosen[1:]

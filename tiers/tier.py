@@ -17,11 +17,11 @@ from .commit import Commit, clean, commit_of
 from .directory import DirectoryStore
 from .fence import Fence, Fenced, claim, refuse_other
 from .jsonfile import Unreadable
-from .layout import MANIFEST, Version, parse_version
+from .layout import MANIFEST, Version, parse_version, staging_name, unfinished
 from .lock import FolderLock
 from .manifest import MAX_BYTES, Manifest, parse_manifest
 from .retention import Rule
-from .store import Place, Progress, Store, open_store
+from .store import Place, Progress, Store, StoreError, open_store
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,15 @@ class Checkpoint:
                 raise Unreadable(f"{self.where}/{name}: {sizes[name]} bytes, should be {info['bytes']}")
 
     def check_bytes(self, told: Progress | None = None) -> None:
-        """Read every byte, past the caches, and raise Unreadable at the first file that is not what was committed."""
+        """Read every byte, past the caches; raises Unreadable at the first file that is not what was committed.
+
+        Raises StoreError when the place cannot be asked.
+        """
         for name, info in self.manifest.files.items():
             try:
                 content = self.tier.store.digest(self.folder, name, told)
+            except StoreError:
+                raise
             except OSError as error:
                 raise Unreadable(f"{self.where}/{name}: {error.strerror or error}") from error
             if content != info["digest"]:
@@ -126,7 +131,10 @@ class Tier:
         return {checkpoint.version: checkpoint for checkpoint in mine}
 
     def scan(self) -> tuple[list[Checkpoint], list[Rejected]]:
-        """Find all checkpoints of the run, oldest first, and all folders that look like one but are not usable."""
+        """Find all checkpoints of the run, oldest first, and all folders that look like one but are not usable.
+
+        Raises OSError when the place cannot be read.
+        """
         good: list[Checkpoint] = []
         bad: list[Rejected] = []
         for folder, version in self._folders():
@@ -159,16 +167,18 @@ class Tier:
     def _open(self, folder: str) -> Checkpoint:
         try:
             data = self.store.read(folder, MANIFEST, MAX_BYTES)
+        except StoreError:
+            raise  # the place fails: that says nothing about the checkpoint
         except OSError as error:
             raise Unreadable(f"{self.store.where}/{folder}/{MANIFEST}: {error.strerror or error}") from error
         return Checkpoint(self, parse_manifest(data, folder, self.store.where))
 
     def read(self, version: Version) -> Checkpoint:
-        """The checkpoint of a version; raises Unreadable with the reason when it is not committed here."""
+        """The checkpoint of a version; raises Unreadable with the reason when it is not committed here, StoreError."""
         return self._open(version.dirname)
 
     def get(self, version: Version) -> Checkpoint | None:
-        """The run's checkpoint of a version, if it is committed here."""
+        """The run's checkpoint of a version, if it is committed here. Raises StoreError."""
         try:
             checkpoint = self.read(version)
         except Unreadable:
@@ -182,13 +192,15 @@ class Tier:
     def write(self, manifest: Manifest, sources: Mapping[str, Path], told: Progress | None = None) -> Checkpoint:
         """Copy every file of a checkpoint in, read it back, and commit; one that is there already is returned.
 
-        Raises OSError when the place fails, Unreadable when the bytes are not what the manifest says, Fenced when
-        somebody else has taken the place over. Whatever it raises, nothing of the try is left, as far as the place
-        still lets itself be cleaned.
+        Raises OSError when the place fails, Unreadable when the bytes are not what the manifest says (those that are
+        there already, too), Fenced when somebody else has taken the place over. Whatever it raises, nothing of the try
+        is left, as far as the place still lets itself be cleaned.
         """
         version = manifest.version
         if (there := self.get(version)) is not None:
+            self._settle(there, told)
             return there
+        self._check_fence()
         folder = self.commit.begin(version)
         try:
             faults.point("drain.begin", version.step)
@@ -211,7 +223,34 @@ class Tier:
 
     def seal(self, manifest: Manifest) -> None:
         """Every file is there: make the folder that was begun a checkpoint."""
-        self.commit.seal(manifest.version, manifest.to_bytes(), self._check_fence)
+
+        def check() -> None:
+            self._check_fence()
+            if self.store.renames:
+                self._check_staged(manifest)
+
+        self.commit.seal(manifest.version, manifest.to_bytes(), check)
+
+    def _check_staged(self, manifest: Manifest) -> None:
+        """Raise Unreadable when another writer of the same version, shut out by now, has cleared its files and ours."""
+        folder = manifest.version.dirname
+        sizes = self.store.files(staging_name(folder)) or self.store.files(folder)
+        for name, info in manifest.files.items():
+            if sizes.get(name) != info["bytes"]:
+                raise Unreadable(f"{self.store.where}/{folder}/{name}: changed by somebody else while it was written")
+
+    def _settle(self, checkpoint: Checkpoint, told: Progress | None) -> None:
+        """Check and make durable what another process has committed, which may have died before it was.
+
+        Raises Unreadable, OSError.
+        """
+        checkpoint.check_sizes()
+        checkpoint.check_bytes(told)
+        self._make_durable(checkpoint)
+
+    def _make_durable(self, checkpoint: Checkpoint) -> None:
+        self.store.sync(checkpoint.folder)
+        self.store.sync()
 
     def prune(
         self,
@@ -232,6 +271,8 @@ class Tier:
         while mine and (newest := max(mine)) not in verified:
             try:
                 mine[newest].check_bytes(told)
+                if not dry_run:
+                    self._make_durable(mine[newest])
                 break
             except Unreadable as error:
                 damaged.append(Rejected(self.name, mine.pop(newest).where, newest, str(error)))
@@ -242,13 +283,23 @@ class Tier:
         return Pruned(removed, sorted(mine.keys() - set(removed)), damaged)
 
     def remove_leftovers(self) -> list[str]:
-        """Remove unfinished writes and deletes of ours; call only while nobody else writes here."""
-        return [folder for folder in self.store.folders() if clean(self.store, folder)]
+        """Remove unfinished writes and deletes of ours; call only while nobody else writes here.
+
+        Ends early when our fence falls: from then on they may be somebody's work.
+        """
+        cleaned = []
+        for folder in self.store.folders():
+            if unfinished(folder) is not None:
+                if self.fence is not None and not self.fence.stands():
+                    break
+                clean(self.store, folder)
+                cleaned.append(folder)
+        return cleaned
 
     def lock(self) -> FolderLock:
         """Held by the one process that writes into a folder; makes it. Raises OSError and Locked when entered."""
         assert isinstance(self.store, DirectoryStore)
-        self.store.root.mkdir(parents=True, exist_ok=True)
+        self.store.make_root()
         return FolderLock(self.store.root)
 
 
