@@ -2,36 +2,51 @@
 
 There is no rename, so the manifest, created last and only if it is not there, is the commit. Requests are sent again
 by obstore with back-off; what a retry may have left twice is harmless, since names are used once and every object is
-read back before the manifest is written. Credentials come from the environment alone, and messages lose whatever
-follows a `?`, where signed URLs carry theirs.
+read back before the manifest is written. Where an answer was lost, the object itself is asked. Credentials come from
+the environment alone, and no message holds any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import xxhash
 
 from . import faults
+from .digest import digest
 from .jsonfile import Unreadable
+from .spool import shared_copy
 from .store import Progress, StoreError
+from .wording import said
 
 CHUNK = 8 * 2**20
+"""Bytes of one request: a larger object goes up and comes down in parts, each with its own time limit and retries."""
+MAX_PARTS = 10_000
+"""What S3 takes for one object."""
 CONCURRENCY = 4
-REQUEST_TIMEOUT = timedelta(seconds=60)
-RETRY_TIMEOUT = timedelta(seconds=90)
+CONNECT_TIMEOUT = timedelta(seconds=5)
+REQUEST_TIMEOUT = timedelta(seconds=30)
+RETRY_TIMEOUT = timedelta(seconds=45)
+"""No request is sent again after this; with the one under way, an endpoint that never answers costs 75 s at most."""
 MAX_RETRIES = 8
+CREATE_TRIES = 3
+PAUSE_S = 0.2
 _ENDPOINT = {"s3": "aws_endpoint", "az": "azure_storage_endpoint"}
-_QUERY = re.compile(r"\?[^\s\"')]+")
-_MAX_WORDS = 400
+_OPTIONS = {"endpoint", "region"}
+_T = TypeVar("_T")
+
+
+class Unsure(StoreError):
+    """No answer came, or none that says whether the request was carried out."""
 
 
 class ObjectStore:
@@ -41,114 +56,150 @@ class ObjectStore:
 
     def __init__(self, url: str, options: Mapping[str, str], spool: Path | None) -> None:
         """Open the store; raises StoreError when the extra is missing or the URL or an option is not understood."""
+        _refuse_credentials(url, options)
         self.where = url.rstrip("/")
         self._spool = spool
         self._library: Any = _library()
         from obstore.store import from_url
 
-        scheme = url.partition("://")[0]
-        config: dict[str, Any] = {}
-        if "endpoint" in options:
-            if scheme not in _ENDPOINT:
-                raise StoreError(f"{url}: an endpoint of your own is understood for s3:// and az:// only")
-            config[_ENDPOINT[scheme]] = options["endpoint"]
-        if "region" in options:
-            config["aws_region"] = options["region"]
+        open_url: Any = from_url  # its overloads want the options of each kind of store apart
+        client: dict[str, Any] = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+        if options.get("endpoint", "").startswith("http://"):
+            client["allow_http"] = True
         try:
-            open_url: Any = from_url  # its overloads want the options of each kind of store apart
             self._store: Any = open_url(
                 self.where,
-                config=config or None,
-                client_options={
-                    "allow_http": options.get("endpoint", "").startswith("http://"),
-                    "timeout": REQUEST_TIMEOUT,
-                },
+                config=_config(url, options) or None,
+                client_options=client,
                 retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
             )
-        except Exception as error:  # obstore's own errors have no base class of their own
-            raise StoreError(f"{url}: {_words(error)}") from None
+        except self._library.exceptions.BaseError as error:
+            raise StoreError(f"{self.where}: {said(error)}") from None
 
     def folders(self) -> list[str]:
         """Names of all folders."""
-        with self._asking("object.list", ""):
-            listed = self._library.list_with_delimiter(self._store)
+        listed = self._ask("object.list", "", lambda: self._library.list_with_delimiter(self._store))
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
 
     def files(self, folder: str) -> dict[str, int]:
         """Bytes of each object directly below a folder."""
-        with self._asking("object.list", folder):
-            listed = self._library.list_with_delimiter(self._store, folder)
+        listed = self._ask("object.list", folder, lambda: self._library.list_with_delimiter(self._store, folder))
         return {item["path"].rpartition("/")[2]: int(item["size"]) for item in listed["objects"]}
 
     def read(self, folder: str, name: str, max_bytes: int) -> bytes:
         """A small object whole."""
-        with self._asking("object.get", f"{folder}/{name}"):
-            result = self._library.get(self._store, f"{folder}/{name}")
+        key = f"{folder}/{name}"
+
+        def get() -> bytes:
+            result = self._library.get(self._store, key)
             if result.meta["size"] > max_bytes:
-                raise Unreadable(f"{self.where}/{folder}/{name}: larger than {max_bytes} bytes")
+                raise Unreadable(f"{self.where}/{key}: larger than {max_bytes} bytes")
             return bytes(result.bytes())
+
+        return self._ask("object.get", key, get)
 
     def create(self, folder: str, name: str, data: bytes) -> None:
         """Upload on condition that the name is free.
 
-        A reply that was lost makes the retry fail although the first try has worked: the same content is no error.
+        A reply that was lost makes the retry fail although the first try has worked, and a request without an answer
+        may have worked or may yet: so the object says what is so, and the request is repeated until that is clear.
         """
+        key = f"{folder}/{name}"
+        deadline = time.monotonic() + RETRY_TIMEOUT.total_seconds()
+        for left in reversed(range(CREATE_TRIES)):
+            try:
+                self._ask("object.put", key, lambda: self._put(key, data, mode="create", use_multipart=False))
+                return
+            except (FileExistsError, Unsure) as error:
+                there = self._content(folder, name, len(data))
+                if there == data:
+                    return
+                if there is not None:
+                    raise FileExistsError(17, "exists already", f"{self.where}/{key}") from None
+                if not left or time.monotonic() > deadline:
+                    raise error if isinstance(error, Unsure) else self._confused(key) from None
+            time.sleep(PAUSE_S)
+
+    def _confused(self, key: str) -> StoreError:
+        return StoreError(f"{self.where}/{key}: the store refuses to create it, as if it were there, but it is not")
+
+    def _content(self, folder: str, name: str, size: int) -> bytes | None:
+        """What an object holds; b"" stands for anything larger than `size`, None for no object."""
         try:
-            with self._asking("object.put", f"{folder}/{name}"):
-                self._library.put(self._store, f"{folder}/{name}", data, mode="create", use_multipart=False)
-        except FileExistsError:
-            if self.read(folder, name, len(data)) != data:
-                raise
+            return self.read(folder, name, size)
+        except FileNotFoundError:
+            return None
+        except Unreadable:
+            return b""
 
     def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
-        """Upload in parts, then read back."""
-        with self._asking("object.put", f"{folder}/{name}"):
-            self._library.put(
-                self._store,
-                f"{folder}/{name}",
-                source,
-                use_multipart=source.stat().st_size > CHUNK,
-                chunk_size=CHUNK,
-                max_concurrency=CONCURRENCY,
+        """Upload in parts, then read back. Replaces an object of this name: the commit has looked before."""
+        key, size = f"{folder}/{name}", source.stat().st_size
+        part = max(CHUNK, -(-size // MAX_PARTS))
+        try:
+            self._ask(
+                "object.put",
+                key,
+                lambda: self._put(
+                    key, source, use_multipart=size > CHUNK, chunk_size=part, max_concurrency=CONCURRENCY
+                ),
             )
+        except (FileNotFoundError, Unsure):
+            # the last answer may have been lost; what is there now decides, and its digest is the caller's to check
+            with contextlib.suppress(OSError):
+                return self.digest(folder, name, told)
+            raise
         return self.digest(folder, name, told)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:
         """Digest of the object, by reading it."""
         hasher = xxhash.xxh3_128()
-        with self._asking("object.get", f"{folder}/{name}"):
-            for chunk in self._library.get(self._store, f"{folder}/{name}").stream(min_chunk_size=CHUNK):
-                hasher.update(chunk)
-                if told is not None:
-                    told(len(chunk))
+        for chunk in self._chunks(folder, name):
+            hasher.update(chunk)
+            if told is not None:
+                told(len(chunk))
         return hasher.hexdigest()
 
-    @contextmanager
-    def local(self, folder: str, name: str) -> Iterator[Path]:
+    def local(self, folder: str, name: str) -> AbstractContextManager[Path]:
         """A copy in the spool, shared by all who read it at the same time; the last one removes it."""
         if self._spool is None:
             raise StoreError(f"{self.where}/{folder}/{name}: no folder for a local copy")
-        self._spool.mkdir(parents=True, exist_ok=True)
-        copy = self._spool / f"{folder}.{name}"
-        descriptor = os.open(copy.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not copy.exists():
-                self._download(folder, name, copy)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            yield copy
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                copy.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
 
-    def _download(self, folder: str, name: str, copy: Path) -> None:
-        part = copy.with_suffix(".part")
-        with self._asking("object.get", f"{folder}/{name}"), part.open("wb") as file:
-            for chunk in self._library.get(self._store, f"{folder}/{name}").stream(min_chunk_size=CHUNK):
+        def fetch(file: BinaryIO) -> None:
+            for chunk in self._chunks(folder, name):
                 file.write(chunk)
-        part.rename(copy)
+
+        place = digest(self.where.encode())[:8]  # copies of two stores never mix
+        return shared_copy(self._spool, f"{place}.{folder}.{name}", fetch)
+
+    def _chunks(self, folder: str, name: str) -> Iterator[bytes]:
+        """An object's content in order, CONCURRENCY requests ahead. Raises OSError when less comes than is there."""
+        key = f"{folder}/{name}"
+        size = int(self._ask("object.get", key, lambda: self._library.head(self._store, key))["size"])
+        starts = iter(range(0, size, CHUNK))
+        with ThreadPoolExecutor(CONCURRENCY, "dtrain-object") as pool:
+
+            def ahead(count: int) -> Iterator[Future[bytes]]:
+                for start in itertools.islice(starts, count):
+                    yield pool.submit(self._range, key, start, min(CHUNK, size - start))
+
+            under_way = deque(ahead(CONCURRENCY))
+            try:
+                while under_way:
+                    chunk = under_way.popleft().result()
+                    under_way += ahead(1)
+                    yield chunk
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _range(self, key: str, start: int, length: int) -> bytes:
+        def get() -> bytes:
+            return bytes(self._library.get_range(self._store, key, start=start, length=length))
+
+        data = self._ask(None, key, get)
+        if len(data) != length:
+            raise StoreError(f"{self.where}/{key}: {len(data)} bytes came where {length} were asked for")
+        return data
 
     def sync(self, folder: str = "") -> None:
         """An object that was acknowledged is durable."""
@@ -160,25 +211,72 @@ class ObjectStore:
     def delete(self, folder: str, names: Iterable[str]) -> None:
         """Delete objects, one request each, in order."""
         for name in names:
-            with contextlib.suppress(FileNotFoundError), self._asking("object.delete", f"{folder}/{name}"):
-                self._library.delete(self._store, f"{folder}/{name}")
+            key = f"{folder}/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                self._ask("object.delete", key, lambda key=key: self._library.delete(self._store, key))  # type: ignore[misc]
 
-    @contextmanager
-    def _asking(self, name: str, key: str) -> Iterator[None]:
-        """One request; obstore's errors become OSErrors that say where."""
-        where = f"{self.where}/{key}"
-        faults.operation(name, where)
+    def _put(self, key: str, content: bytes | Path, **how: Any) -> None:
+        self._library.put(self._store, key, content, **how)
+
+    def _ask(self, operation: str | None, key: str, request: Callable[[], _T]) -> _T:
+        """One request (`operation` is its fault point); obstore's errors become OSErrors that say where."""
+        where = f"{self.where}/{key}".rstrip("/")
         known = self._library.exceptions
-        try:
-            yield
-        except known.AlreadyExistsError:
-            raise FileExistsError(17, "exists already", where) from None
-        except (known.NotFoundError, FileNotFoundError):
-            raise FileNotFoundError(2, "no such object", where) from None
-        except (OSError, Unreadable):
-            raise
-        except Exception as error:
-            raise StoreError(f"{where}: {_words(error)}") from None
+        tries = 0
+        while True:
+            tries += 1
+            if operation is not None:
+                faults.operation(operation, where)
+            try:
+                return request()
+            except known.AlreadyExistsError:
+                raise FileExistsError(17, "exists already", where) from None
+            except (known.NotFoundError, FileNotFoundError) as error:
+                if "NoSuchBucket" in str(error):
+                    raise StoreError(f"{where}: {said(error)}") from None
+                raise FileNotFoundError(2, "no such object", where) from None
+            except known.BaseError as error:
+                if not _cut_list(error) or tries > MAX_RETRIES:
+                    raise (Unsure if _unsure(error) else StoreError)(f"{where}: {said(error)}") from None
+            time.sleep(PAUSE_S)
+
+
+def _cut_list(error: BaseException) -> bool:
+    """Tell whether a list broke off in its body, the one case that obstore does not try again."""
+    return "ListResponseBody" in str(error)
+
+
+def _unsure(error: BaseException) -> bool:
+    """Tell whether the request may have been carried out all the same."""
+    text = str(error)
+    signs = ("kind: Timeout", "kind: Interrupted", "kind: Request", "status: 5")
+    return "kind: Connect" not in text and any(sign in text for sign in signs)
+
+
+def _refuse_credentials(url: str, options: Mapping[str, str]) -> None:
+    for what, text in (("the URL", url), ("the endpoint", options.get("endpoint", ""))):
+        if any(sign in text for sign in "@?#"):
+            kind = "of a store" if what == "the URL" else "of an object store"
+            raise StoreError(
+                f"{what} {kind} holds one of `@`, `?`, `#`: credentials come from the environment, never from there"
+            )
+
+
+def _config(url: str, options: Mapping[str, str]) -> dict[str, str]:
+    """obstore's names for our options."""
+    if unknown := options.keys() - _OPTIONS:
+        raise StoreError(f"{url}: no such option: {', '.join(sorted(unknown))}; there are endpoint and region")
+    scheme = url.partition("://")[0]
+    config = {}
+    if "endpoint" in options:
+        if scheme not in _ENDPOINT:
+            raise StoreError(f"{url}: an endpoint of your own is understood for s3:// and az:// only")
+        config[_ENDPOINT[scheme]] = options["endpoint"]
+    if "region" in options:
+        if scheme != "s3":
+            raise StoreError(f"{url}: a region is understood for s3:// only")
+        config["aws_region"] = options["region"]
+    return config
 
 
 def _library() -> Any:
@@ -187,9 +285,3 @@ def _library() -> Any:
     except ImportError:
         raise StoreError("the object tier needs one more package: pip install 'dtrain[object]'") from None
     return obstore
-
-
-def _words(error: BaseException) -> str:
-    """What an error says, in one line and without anything that may be a credential."""
-    text = " ".join(_QUERY.sub("?…", str(error)).split())
-    return text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}…"
