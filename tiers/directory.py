@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ class DirectoryStore:
         """Use the folder `root`, made when first written. `commit`: auto, rename, or manifest (never rename)."""
         self.root = root.absolute()
         self._commit = commit
+        self._root_is_durable = False
 
     @property
     def where(self) -> str:
@@ -59,8 +61,7 @@ class DirectoryStore:
         """A small file whole."""
         path = self.root / folder / name
         faults.operation("disk.read", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
+        with os.fdopen(files.open_plain(path), "rb") as file:
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise Unreadable(f"{path}: larger than {max_bytes} bytes")
@@ -71,24 +72,25 @@ class DirectoryStore:
         self._make_folder(folder)
         path = self.root / folder / name
         if path.exists() or path.is_symlink():
-            raise FileExistsError(17, "exists already", str(path))
-        staged = path.with_name(f".{name}.new")
-        staged.unlink(missing_ok=True)
-        files.write_new(staged, data)
+            raise FileExistsError(errno.EEXIST, "exists already", str(path))
+        staged = files.write_staged(path, data)
         try:
-            files.rename(staged, path)
+            files.publish(staged, path)
         except OSError:
-            staged.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                files.unlink(staged)
             raise
         files.sync_dir(path.parent)
 
     def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
         """Copy in the kernel, fsync, read back."""
         self._make_folder(folder)
+        self._settle_root()
         return copy_durable(source, self.root / folder / name, told)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:
         """Digest of what the disk holds."""
+        os.close(files.open_plain(self.root / folder / name))
         return digest_uncached(self.root / folder / name, told)
 
     @contextmanager
@@ -112,16 +114,26 @@ class DirectoryStore:
             return
         for name in names:
             files.unlink(path / name)
-            (path / f".{name}.new").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             if not any(path.iterdir()):
                 files.remove_dir(path)
 
-    def _make_folder(self, folder: str) -> None:
+    def make_root(self) -> None:
+        """Make the folder of all folders, its name durable."""
         if not self.root.is_dir():
-            self.root.mkdir(parents=True, exist_ok=True)
-            files.sync_dir(self.root.parent)
+            files.make_dirs(self.root)
+            self._root_is_durable = True
+
+    def _make_folder(self, folder: str) -> None:
+        self.make_root()
         files.make_dir(self.root / folder)
+
+    def _settle_root(self) -> None:
+        """Make the name of a root that was there already durable: who made it may have died before it was."""
+        if not self._root_is_durable:
+            with contextlib.suppress(PermissionError):  # what we may not even list was not made by us
+                files.sync_dir(self.root.resolve().parent)
+            self._root_is_durable = True
 
 
 def file_system_type(path: Path) -> str:

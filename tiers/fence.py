@@ -19,12 +19,14 @@ import socket
 import time
 from dataclasses import dataclass
 
+from .files import final_name
 from .jsonfile import Unreadable, dumps
-from .store import Store
+from .store import Store, StoreError
 
 FOLDER = ".fence"
 _CLAIM = re.compile(r"epoch-(\d{10})\.json")
 _MAX_BYTES = 65536
+_TRIES = 100
 
 
 class Fenced(Exception):
@@ -57,6 +59,9 @@ class Fence:
         """Give the store back, so that nothing of us is left in it. Raises OSError."""
         if self.stands():
             self.store.delete(FOLDER, [claim_name(self.epoch)])
+            with contextlib.suppress(FileNotFoundError):
+                self.store.sync(FOLDER)
+            self.store.sync()  # else a power cut brings it back, and another run finds the place taken
 
 
 def claim_name(epoch: int) -> str:
@@ -69,25 +74,40 @@ def claim(store: Store, run_id: str) -> Fence:
 
     Raises Taken when another run has it, OSError when the store fails.
     """
-    while True:
+    lost: OSError = StoreError(f"{store.where}/{FOLDER}: claimed by others again and again")
+    for _ in range(_TRIES):
         newest = max(_claims(store), default=0)
         if newest:
             _refuse_other(store, newest, run_id)
-        info = {
-            "run_id": run_id,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "token": secrets.token_hex(8),
-        }
-        content = dumps(info)
+        fence = Fence(store, newest + 1, _content_for(run_id))
         try:
-            store.create(FOLDER, claim_name(newest + 1), content)
-        except FileExistsError:
+            store.create(FOLDER, claim_name(fence.epoch), fence.content)
+        except (FileExistsError, FileNotFoundError) as error:
+            lost = error  # another one was quicker, or gave the place back just now
             continue
         store.sync()
-        store.delete(FOLDER, [claim_name(epoch) for epoch in _claims(store) if epoch <= newest])
-        return Fence(store, newest + 1, content)
+        if max(_claims(store), default=0) > fence.epoch:
+            continue  # we were so slow that our number had been used and cleared away before we took it
+        store.delete(FOLDER, [name for name in store.files(FOLDER) if _is_outdated(name, fence.epoch)])
+        return fence
+    raise lost
+
+
+def _is_outdated(name: str, epoch: int) -> bool:
+    """A claim before `epoch`, or what somebody who died while claiming, or who comes too late now, has left."""
+    match = _CLAIM.fullmatch(final_name(name))
+    return match is not None and (int(match[1]) < epoch or (int(match[1]) == epoch and name != claim_name(epoch)))
+
+
+def _content_for(run_id: str) -> bytes:
+    info = {
+        "run_id": run_id,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "token": secrets.token_hex(8),
+    }
+    return dumps(info)
 
 
 def holder(store: Store) -> str:

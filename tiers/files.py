@@ -6,7 +6,12 @@ succeed without them (Rebello et al., USENIX ATC 2020), so whoever gets an error
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +19,26 @@ from pathlib import Path
 from . import faults
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_STAGED = re.compile(r"\.(.+)\.new\d*")
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def make_dir(path: Path) -> None:
-    """Make a folder that may be there already; its parents must exist."""
+    """Make a folder that may be there already; its parents must exist. A link in its place is refused."""
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "is a link", str(path))
     if not path.is_dir():
         faults.operation("disk.mkdir", path)
         path.mkdir(exist_ok=True)
+
+
+def make_dirs(path: Path) -> None:
+    """Make a folder with all that is missing above it, every name durable."""
+    if not path.is_dir():
+        make_dirs(path.parent)
+        faults.operation("disk.mkdir", path)
+        path.mkdir(exist_ok=True)
+        sync_dir(path.parent)
 
 
 @contextmanager
@@ -33,7 +51,8 @@ def creating(path: Path) -> Iterator[int]:
         sync(descriptor, path)
     except BaseException:
         os.close(descriptor)
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unlink(path)
         raise
     os.close(descriptor)
 
@@ -50,6 +69,43 @@ def write_new(path: Path, data: bytes) -> None:
     """Write a small file that must not exist yet, durably."""
     with creating(path) as descriptor:
         write(descriptor, data, path)
+
+
+def write_staged(path: Path, data: bytes) -> Path:
+    """Write the file that is to become `path` under a name of its own beside it, durably; returns that name.
+
+    A name that is taken was left by a writer that died, or another one is at it: both are left alone.
+    """
+    for number in itertools.count():
+        staged = path.with_name(f".{path.name}.new{number or ''}")
+        try:
+            write_new(staged, data)
+        except FileExistsError:
+            continue
+        return staged
+    raise AssertionError
+
+
+def final_name(name: str) -> str:
+    """The name that a staged file is to get; any other name stays as it is."""
+    match = _STAGED.fullmatch(name)
+    return match[1] if match else name
+
+
+def publish(staged: Path, path: Path) -> None:
+    """Give a staged file its name, which must be free: of two who try at once, one gets FileExistsError.
+
+    Where there are no hard links the look and the change are two; nothing else that is there everywhere excludes.
+    """
+    faults.operation("disk.link", staged, str(path))
+    try:
+        os.link(staged, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        rename(staged, path)
+    else:
+        unlink(staged)
 
 
 def sync(descriptor: int, path: Path) -> None:
@@ -71,7 +127,7 @@ def sync_dir(path: Path) -> None:
 def rename(path: Path, new: Path) -> None:
     """Give a file or folder a name that nothing has; the check is for people's folders, not against races."""
     if new.exists() or new.is_symlink():
-        raise FileExistsError(17, "exists already", str(new))
+        raise FileExistsError(errno.EEXIST, "exists already", str(new))
     faults.operation("disk.rename", path, str(new))
     path.rename(new)
 
@@ -83,6 +139,19 @@ def unlink(path: Path) -> None:
 
 
 def remove_dir(path: Path) -> None:
-    """Delete an empty folder."""
+    """Delete a folder unless something is in it; one that is gone already is no error."""
     faults.operation("disk.rmdir", path)
-    path.rmdir()
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def open_plain(path: Path) -> int:
+    """Open a regular file for reading; links, pipes, sockets, devices and folders are refused without waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor

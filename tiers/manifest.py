@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .digest import digest
 from .jsonfile import Unreadable, dumps
-from .layout import FILE_NAME, MANIFEST, Version
+from .layout import FILE_NAME, MANIFEST, Version, shard_name
 from .shardfile import Entry
 
 FORMAT = "dtrain-checkpoint-1"
@@ -122,49 +123,127 @@ def _add_piece(tensors: dict[str, Any], file: str, entry: Entry, content: str) -
     info["pieces"].append({"file": file, "offset": offset, "shape": list(entry.shape), "digest": content})
 
 
+_HEAD = b'{"digest":"'
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_MAX_DIMENSIONS = 64
+
+
 def parse_manifest(data: bytes, folder: str, where: str) -> Manifest:
     """Read and check the manifest of the checkpoint called `folder`; raises Unreadable with the reason."""
     where = f"{where}/{folder}/{MANIFEST}"
     try:
-        body = json.loads(data)
-        stored = body.pop("digest", None)
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise Unreadable(f"{where}: not a JSON object ({error})") from error
-    try:
-        if stored != digest(dumps(body)):
-            raise Unreadable(f"{where}: the manifest does not match its digest")
+        body = _body(data)
         _check(body, folder)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise Unreadable(f"{where}: {error}") from error
     return Manifest(body)
 
 
+def _body(data: bytes) -> dict[str, Any]:
+    """The object without its digest, which is that of the bytes as they are, or of the same object as we write it."""
+    end = len(_HEAD) + 32
+    as_we_write = data.startswith(_HEAD) and data[end : end + 2] == b'",'
+    if as_we_write and digest(text := b"{" + data[end + 2 :]).encode() == data[len(_HEAD) : end]:
+        return _parse(text)
+    body = _parse(data)
+    if body.pop("digest", None) != digest(dumps(body)):
+        raise ValueError("the manifest does not match its digest")
+    return body
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    value = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_number)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key is there twice")
+    return table
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
 def _check(body: dict[str, Any], dirname: str) -> None:
+    """Every part that dtrain looks into, down to the last type."""
     if body["format"] != FORMAT:
         raise ValueError(f"format {body['format']!r}, this dtrain reads {FORMAT!r}")
-    if Version(attempt=body["attempt"], step=body["step"]).dirname != dirname:
-        raise ValueError(f"it speaks of step {body['step']} attempt {body['attempt']}, the folder is {dirname}")
-    if len(body["files"]) != body["world"]:
-        raise ValueError(f"{len(body['files'])} files for {body['world']} ranks")
-    for name in body["files"]:
-        if FILE_NAME.fullmatch(name) is None:
-            raise ValueError(f"file name {name!r}")
-    if body["rng"].keys() != {str(rank) for rank in range(body["world"])}:
+    attempt, step, world = (_count(body[key], key) for key in ("attempt", "step", "world"))
+    if Version(attempt=attempt, step=step).dirname != dirname:
+        raise ValueError(f"it speaks of step {step} attempt {attempt}, the folder is {dirname}")
+    _text(body["run_id"], "run_id")
+    if len(body["files"]) != world:
+        raise ValueError(f"{len(body['files'])} files for {world} ranks")
+    for rank in range(world):
+        _check_file(body, rank)
+    if len(body["rng"]) != world:
         raise ValueError("the random state of a rank is missing")
-    if not isinstance(body["data"]["samples"], int):
-        raise ValueError("the position in the data is missing")
+    _count(body["data"]["samples"], "the position in the data")
     for name, info in body["tensors"].items():
-        if not _covers(info["shape"], info["pieces"]) or any(p["file"] not in body["files"] for p in info["pieces"]):
-            raise ValueError(f"the pieces of {name!r} do not make up the tensor")
+        _check_tensor(name, info, body["files"])
 
 
-def _covers(shape: list[int], pieces: Iterable[dict[str, Any]]) -> bool:
-    """Tell whether row pieces follow each other from the first row to the last."""
+def _check_file(body: dict[str, Any], rank: int) -> None:
+    name = shard_name(rank)
+    if name not in body["files"]:
+        raise ValueError(f"{name} is missing among the files")
+    info, rng = body["files"][name], body["rng"][str(rank)]
+    _count(info["bytes"], f"the bytes of {name}")
+    _check_digest(info["digest"], name)
+    _check_digest(info["header_digest"], name)
+    if rng["file"] not in body["files"]:
+        raise ValueError(f"the random state of rank {rank} lies in {rng['file']!r}, which is none of the files")
+    for tensor, content in rng["tensors"].items():
+        _check_digest(content, tensor)
+
+
+def _check_tensor(name: str, info: dict[str, Any], files: dict[str, Any]) -> None:
+    shape = _shape(info["shape"], name)
+    _text(info["dtype"], name)
+    pieces = []
+    for piece in info["pieces"]:
+        _check_digest(piece["digest"], name)
+        if piece["file"] not in files:
+            raise ValueError(f"a piece of {name!r} lies in {piece['file']!r}, which is none of the files")
+        pieces.append((_shape(piece["offset"], name), _shape(piece["shape"], name)))
+    if not _covers(shape, pieces):
+        raise ValueError(f"the pieces of {name!r} do not make up the tensor")
+
+
+def _count(value: object, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{what} is {str(value)[:40]!r}, not a number of things")
+    return value
+
+
+def _text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {str(value)[:40]!r}, not a text")
+
+
+def _check_digest(value: object, what: str) -> None:
+    if not isinstance(value, str) or _DIGEST.fullmatch(value) is None:
+        raise ValueError(f"{str(value)[:40]!r} is not a digest ({what!r})")
+
+
+def _shape(value: object, what: str) -> list[int]:
+    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
+        raise ValueError(f"{str(value)[:40]!r} is not a shape ({what!r})")
+    return [_count(size, f"a shape of {what!r}") for size in value]
+
+
+def _covers(shape: list[int], pieces: list[tuple[list[int], list[int]]]) -> bool:
+    """Tell whether row pieces (offset, shape) follow each other from the first row to the last."""
     if not shape:
-        return len(list(pieces)) == 1
+        return pieces == [([], [])]
     row = 0
-    for piece in sorted(pieces, key=lambda piece: int(piece["offset"][0])):
-        if piece["offset"][0] != row or piece["shape"][1:] != shape[1:]:
+    for offset, size in sorted(pieces):
+        if offset != [row, *([0] * (len(shape) - 1))] or len(size) != len(shape) or size[1:] != shape[1:]:
             return False
-        row += piece["shape"][0]
+        row += size[0]
     return row == shape[0]

@@ -18,11 +18,13 @@ from typing import Any
 
 from ..specs.dtypes import DTYPE_BYTES
 from .digest import digest
+from .files import open_plain
 from .jsonfile import Unreadable
 
 PAGE = 4096
 MAX_HEADER = 100 * 2**20
 RNG_PREFIX = "rng."
+_MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,34 @@ def parse_header(text: bytes, where: str) -> Shard:
         metadata = table.pop("__metadata__")
         rows = json.loads(metadata["rows"])
         ordered = sorted(table.items(), key=lambda item: tuple(item[1]["data_offsets"]))
-        entries, position = [], 0
+        entries: list[Entry] = []
+        position = 0
         for name, info in ordered:
-            begin, end = info["data_offsets"]
-            if begin != position or end < begin:
-                raise ValueError(f"tensor {name!r} does not follow the one before")
-            if end - begin != math.prod(info["shape"]) * DTYPE_BYTES[info["dtype"]]:
-                raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
-            start, global_shape = rows[name]
-            entries.append(Entry(name, info["dtype"], tuple(info["shape"]), start, tuple(global_shape), end - begin))
-            position = end
-        return Shard(int(metadata["rank"]), int(metadata["world"]), metadata["run_id"], tuple(entries))
+            entries.append(_entry(name, info, rows[name], position))
+            position += entries[-1].nbytes
+        return Shard(int(metadata["rank"]), int(metadata["world"]), str(metadata["run_id"]), tuple(entries))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"{where}: damaged header ({error})") from error
+
+
+def _entry(name: str, info: dict[str, Any], rows: list[Any], position: int) -> Entry:
+    begin, end = info["data_offsets"]
+    if type(begin) is not int or type(end) is not int or begin != position or end < begin:
+        raise ValueError(f"tensor {name!r} does not follow the one before")
+    start, whole = rows
+    shape, global_shape = _shape(name, info["shape"]), _shape(name, whole)
+    _shape(name, [start])
+    if end - begin != math.prod(shape) * DTYPE_BYTES[info["dtype"]]:
+        raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
+    return Entry(name, info["dtype"], shape, start, global_shape, end - begin)
+
+
+def _shape(name: str, sizes: object) -> tuple[int, ...]:
+    if not isinstance(sizes, list) or len(sizes) > _MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name!r} has no shape")
+    if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
+        raise ValueError(f"tensor {name!r} has sizes that are none")
+    return tuple(sizes)
 
 
 class ShardReader:
@@ -118,7 +135,7 @@ class ShardReader:
         """Map `path`; raises Unreadable when it is missing, cut or damaged in its header."""
         self.path = path
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = open_plain(path)
             with os.fdopen(descriptor, "rb"):
                 self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
