@@ -104,7 +104,7 @@ def test_the_newest_is_read_before_anything_goes(run: Run) -> None:
     for step in (10, 20, 30):
         run.store(step)
     seen: list[str] = []
-    before = faults.watch(lambda name, where, detail: seen.append(f"{name} {Path(where).relative_to(run.root)}"))
+    before = faults.watch(lambda name, where, detail: seen.append(f"{name} {os.path.relpath(where, run.root)}"))
     try:
         dtrain("prune", run.run.root, "--tier", "disk")
     finally:
