@@ -8,6 +8,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from .outline import Place, keys_of, names_of, places, title
+from .secrets import ENVIRONMENT, is_secret
 from .tree import KeyPath
 
 _SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -94,8 +95,23 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
                       "save_freq", "checkpoint_every", "every_n_steps", "every_n_train_steps"),
     "tiers[].keep": ("save_total_limit", "keep_last", "keep_latest_k", "keep_last_n", "save_num_checkpoints_to_keep",
                      "max_to_keep", "total_limit", "save_top_k", "keep_last_k"),
+    "tiers[].keep_every": ("keep_period", "keep_every_n", "keep_every_n_steps", "keep_interval", "archive_every",
+                           "keep_checkpoint_every_n_steps", "milestone_every", "permanent_interval"),
+    "tiers[].when_slow": ("on_slow", "when_busy", "async_save", "async_mode", "blocking", "backpressure"),
+    "tiers[].on_failure": ("on_error", "on_save_error", "ignore_errors", "ignore_failures", "fail_on_error",
+                           "raise_on_error", "continue_on_failure"),
+    "tiers[].commit": ("commit_mode", "atomic", "atomic_rename"),
     "tiers[].path": ("checkpoint_folder", "save_folder_path"),
+    "tiers[].url": (
+        "bucket", "bucket_name", "container", "uri", "s3_uri", "s3_url", "s3_path", "s3_bucket", "gcs_path",
+        "gcs_bucket", "gs_path", "remote_path", "remote_url", "remote_dir", "remote_folder", "cloud_path", "upload_to",
+        "checkpoint_s3_uri", "s3_checkpoint_dir",
+    ),
+    "tiers[].endpoint": ("endpoint_url", "s3_endpoint", "s3_endpoint_url", "aws_endpoint", "aws_endpoint_url",
+                         "endpoint_override"),
+    "tiers[].region": ("aws_region", "region_name", "s3_region", "aws_default_region"),
     "checkpoint.max_overhead": ("overhead", "overhead_budget"),
+    "checkpoint.non_finite": ("nan_policy", "on_nan", "check_nan", "check_for_nan", "detect_nan"),
 }  # fmt: skip
 
 _REMARKS: dict[str, str] = {
@@ -112,6 +128,8 @@ _REMARKS: dict[str, str] = {
     "compile": "remove it: torch.compile is not yet supported",
     "rank": "remove it: ranks come from the launcher, one spec serves all nodes",
     "version": "remove it: a spec has no version key",
+    "secret_key": f"remove it: credentials come from the environment ({ENVIRONMENT}), never from a spec",
+    "prefix": "give it with the bucket: `tiers[].url`, like `s3://bucket/folder`",
 }
 _SAME_REMARK: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_steps": ("grad_accum_steps", "accumulate_grad_batches", "gradient_accumulation",
@@ -124,12 +142,20 @@ _SAME_REMARK: dict[str, tuple[str, ...]] = {
     "logging_steps": ("log_interval", "log_every_n_steps", "log_freq", "log_every"),
     "rank": ("node_rank", "local_rank", "world_size"),
     "compile": ("torch_compile",),
+    "secret_key": (
+        "access_key", "access_key_id", "secret_access_key", "aws_access_key_id", "aws_secret_access_key",
+        "session_token", "aws_session_token", "aws_profile", "credentials", "credentials_file", "service_account",
+        "service_account_key", "google_application_credentials", "account_key", "account_name", "sas_token",
+        "api_key", "token", "password",
+    ),
+    "prefix": ("s3_prefix", "key_prefix", "bucket_prefix"),
     "min_lr": ("lr_min", "eta_min", "end_lr"),
 }  # fmt: skip
 
 _EXTRA: dict[str, str] = {
     "bf16": "write `precision: bf16-mixed`",
     "bfloat16": "write `precision: bf16-mixed`",
+    "bucket": "with the folder in it: `s3://bucket/folder`",
     "save_steps": "one per tier",
     "save_interval": "one per tier",
     "num_workers": "worker processes; data is loaded inside them",
@@ -163,7 +189,24 @@ _VALUES: dict[str, dict[str, str]] = {
     "cluster.device": dict.fromkeys(("gpu", "nvidia", "cuda:0"), "cuda"),
     "tiers.type": {
         **dict.fromkeys(("ram", "mem", "shm", "tmpfs", "host", "dev/shm"), "memory"),
+        **dict.fromkeys(
+            ("s3", "gcs", "gs", "az", "azure", "blob", "bucket", "cloud", "remote", "minio", "object_store", "r2"),
+            "object",
+        ),
         **dict.fromkeys(("local", "ssd", "nvme", "file", "fs", "filesystem", "folder", "nfs"), "disk"),
+    },
+    "tiers.when_slow": {
+        **dict.fromkeys(("drop", "leave_out", "async", "false", "no"), "skip"),
+        **dict.fromkeys(("block", "sync", "stall", "true", "yes"), "wait"),
+    },
+    "tiers.on_failure": {
+        **dict.fromkeys(("ignore", "warn", "log", "skip", "retry"), "continue"),
+        **dict.fromkeys(("raise", "abort", "fail", "error", "exit"), "stop"),
+    },
+    "tiers.commit": {**dict.fromkeys(("atomic", "move"), "rename"), **dict.fromkeys(("marker", "last"), "manifest")},
+    "checkpoint.non_finite": {
+        **dict.fromkeys(("raise", "abort", "fail", "error"), "stop"),
+        **dict.fromkeys(("ignore", "continue", "warn"), "skip"),
     },
 }  # fmt: skip
 _VALUE_NOTES = {"cosine_with_warmup": "the warm-up is `warmup_steps`", "adam": "decoupled weight decay"}
@@ -236,6 +279,8 @@ def for_key(path: KeyPath, tag: str | None) -> str | None:
     if place is None:
         return None
     key = _folded(names[-1])
+    if is_secret(key):
+        return _REMARKS["secret_key"]
     return (
         _dotted(key)
         or _other_variant(place, key, tag)

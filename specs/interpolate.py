@@ -1,4 +1,4 @@
-"""Expands `~`, `${VAR}` and `${VAR:-default}` in the values that are paths, after parsing, once."""
+"""Expands `~`, `${VAR}` and `${VAR:-default}` in the values that are paths or URLs, after parsing, once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
 def _path_keys(root: Node) -> list[KeyPath]:
     tiers = find(root, ("tiers",))
     count = len(tiers.items) if isinstance(tiers, Items) else 0
-    return [("output_dir",), ("dataset", "path"), *(("tiers", index, "path") for index in range(count))]
+    places = [("tiers", index, key) for index in range(count) for key in ("path", "url", "endpoint")]
+    return [("output_dir",), ("dataset", "path"), *places]
 
 
 def expanded(root: Node, environment: Mapping[str, str], done: str | None = None) -> tuple[Node, list[Finding]]:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from .units import Bandwidth, Fraction, PositiveInt, Seconds, WholeNumber
 
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-URL_PATTERN = r"^(s3|gs|az|file)://[^\s@?#]+$"
+URL_PATTERN = r"^((s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+)$"
+ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -243,7 +244,7 @@ class SlowTier(Block):
     keep: PositiveInt = 3
     """Newest checkpoints to keep."""
     keep_every: PositiveInt | None = None
-    """Also keep, for good, the checkpoints of steps that are a multiple of this."""
+    """Also keep, for good, the checkpoints of steps that are a multiple of this, itself a multiple of `every`."""
     when_slow: Literal["auto", "skip", "wait"] = "auto"
     """A checkpoint is due while the one before is still being written: leave it out and count it, or let training
     wait; auto: wait if `every` is a number."""
@@ -269,10 +270,10 @@ class ObjectTier(SlowTier):
     url: Annotated[str, Field(pattern=URL_PATTERN)]
     """`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`; credentials come from
     the environment, never from here."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
-    """Address of a store that is not the cloud's own (MinIO, Ceph)."""
-    region: str | None = None
-    """Region of the bucket; default: from the environment."""
+    endpoint: Annotated[str, Field(pattern=ENDPOINT_PATTERN)] | None = None
+    """Address of a store that is not the cloud's own (MinIO, Ceph): `http://minio:9000`; for s3:// and az://."""
+    region: Annotated[str, Field(min_length=1)] | None = None
+    """Region of the bucket, for s3://; default: from the environment."""
 
 
 Tier = Annotated[MemoryTier | DiskTier | ObjectTier, Field(discriminator="type")]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from .models import ENTRY_PATTERN, NAME_PATTERN, Block, Spec
+from .models import ENDPOINT_PATTERN, ENTRY_PATTERN, NAME_PATTERN, URL_PATTERN, Block, Spec
 from .tree import KeyPath
 from .units import parse_bandwidth, parse_bytes, parse_fraction, parse_seconds
 
@@ -27,6 +27,8 @@ _UNITS: dict[Any, str] = {
 _PATTERNS = {
     ENTRY_PATTERN: "`module:callable`, like `zoo:mlp`",
     NAME_PATTERN: "1 to 64 letters, digits, `.`, `_` or `-`, with a letter or digit first",
+    URL_PATTERN: "`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`",
+    ENDPOINT_PATTERN: "an address like `http://minio:9000`",
 }
 
 
@@ -212,5 +214,7 @@ def wanted_at(path: KeyPath) -> str:
     if path and isinstance(path[-1], int):
         lists = [info.annotation for info in fields_at(path) if get_origin(info.annotation) is list]
         return wanted(get_args(lists[0])[0]) if lists else "a block of keys"
-    texts = [wanted(info.annotation, info.metadata) for info in fields_at(path)]
-    return " or ".join(dict.fromkeys(texts)) or "something else"
+    texts = list(dict.fromkeys(wanted(info.annotation, info.metadata) for info in fields_at(path)))
+    if len(texts) > 2 and all(text.count("`") == 2 and text[0] == text[-1] == "`" for text in texts):
+        return f"one of {', '.join(texts)}"
+    return " or ".join(texts) or "something else"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from .errors import Problem, shown
 from .models import Spec
 from .outline import default_of
+from .secrets import masked
 from .tree import Entry, Items, KeyPath, Keys, Mark, Node, Scalar, dotted, from_values
 from .yaml12 import parse
 
@@ -25,7 +26,7 @@ class _RefusedError(Exception):
 
 def label(override: str) -> str:
     """Name an override in a report, where a file has its path."""
-    return f"override {shown(override)}"
+    return f"override {shown(masked(override))}"
 
 
 def split(override: str) -> tuple[KeyPath, str]:

@@ -6,8 +6,8 @@ Each runs as soon as the keys it needs are right, so that one wrong key does not
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -158,25 +158,84 @@ def _tier_order(view: View) -> Iterator[Finding]:
 
 
 def _tier_intervals(view: View) -> Iterator[Finding]:
-    """Each tier is filled from the next faster one, so its interval is a multiple of that one's."""
-    at = {kind: index for index, kind in reversed(view.tiers())}
-    chain = [kind for kind in _SPEED if kind in at]
-    for faster, slower in pairwise(chain):
-        short, long = (view.whole("tiers", at[kind], "every") for kind in (faster, slower))
-        if short is None or long is None or long % short == 0:
+    """Each tier is filled from the next faster one, so its interval is a multiple of that one's.
+
+    A tier whose interval is planned is passed over: the plan makes it fit between its neighbours.
+    """
+    source: tuple[str, int] | None = None
+    for kind, index in _chain(view):
+        every = view.whole("tiers", index, "every")
+        if every is None:
             continue
-        below = long - long % short
-        near = f"use {below} or {below + short}" if below else f"use {short}"
-        message = f"the {_FILLED[slower]} is filled from {_FILLS[faster]}, every {short} steps; {long} is no multiple"
-        yield Finding(("tiers", at[slower], "every"), message, near)
+        if source is not None and every % source[1]:
+            filled = f"is filled from {_FILLS[source[0]]}, every {source[1]} steps"
+            message = f"the {_PLACE[kind]} {filled}; {every} is no multiple of {source[1]}"
+            yield Finding(("tiers", index, "every"), message, _near(every, source[1]))
+        source = kind, every
 
 
-_FILLED = {"disk": "disk", "object": "object store"}
+def _kept_for_good(view: View) -> Iterator[Finding]:
+    """What is kept for good must be made first: `keep_every` is a multiple of the tier's own interval."""
+    source: tuple[str, int] | None = None
+    for kind, index in _chain(view):
+        every = view.whole("tiers", index, "every")
+        source = (kind, every) if every is not None else source
+        keep_every = view.whole("tiers", index, "keep_every")
+        if source is None or keep_every is None or keep_every % source[1] == 0:
+            continue
+        made = "checkpoints are made here" if source[0] == kind else f"there are {_FILLS[source[0]]}"
+        message = f"{made} every {source[1]} steps, so {keep_every} would keep other steps than it says"
+        yield Finding(("tiers", index, "keep_every"), message, _near(keep_every, source[1]))
+
+
+def _chain(view: View) -> list[tuple[str, int]]:
+    """The first tier of each type, fastest first: type and position."""
+    at = {kind: index for index, kind in reversed(view.tiers())}
+    return [(kind, at[kind]) for kind in _SPEED if kind in at]
+
+
+def _near(value: int, unit: int) -> str:
+    below = value - value % unit
+    return f"use {below} or {below + unit}" if below else f"use {unit}"
+
+
+_PLACE = {"disk": "disk", "object": "object store"}
 _FILLS = {"memory": "snapshots in memory", "disk": "checkpoints on disk"}
+_TAKES = {"endpoint": ("s3", "az"), "region": ("s3",)}
+"""Kinds of stores that an option of the object tier is for."""
+
+
+def _object_options(view: View) -> Iterator[Finding]:
+    for index, kind in view.tiers():
+        url = view.get("tiers", index, "url") if kind == "object" else None
+        if not isinstance(url, str):
+            continue
+        scheme = url.partition("://")[0]
+        for key, schemes in _TAKES.items():
+            if view.get("tiers", index, key) is not None and scheme not in schemes:
+                known = " and ".join(f"{scheme}://" for scheme in schemes)
+                message = f"only stores of {known} take this key, and the url is {scheme}://"
+                yield Finding(("tiers", index, key), message, "remove it", at_key=True)
+
+
+def _same_folder(view: View) -> Iterator[Finding]:
+    """Two tiers in one folder would shut each other out."""
+    at = {kind: index for index, kind in reversed(view.tiers())}
+    if not {"disk", "object"} <= at.keys():
+        return
+    path, url = view.get("tiers", at["disk"], "path"), view.get("tiers", at["object"], "url")
+    output = view.get("output_dir")
+    if not all(isinstance(text, str) for text in (path, url, output)) or not url.startswith("file://"):
+        return
+    folder = os.path.normpath(url.removeprefix("file://"))
+    if folder == os.path.normpath(os.path.abspath(os.path.join(output, path))):  # noqa: PTH100, PTH118
+        message = "this is the folder of the disk tier"
+        yield Finding(("tiers", at["object"], "url"), message, "give each tier a folder of its own")
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
-    _batch, _degrees, _heads, _vocabulary, _warmup, _tier_order, _tier_intervals,
+    _batch, _degrees, _heads, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good, _object_options,
+    _same_folder,
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ cluster:
 tiers:                         # places for checkpoints, fastest first; `tiers: []` trains without any
   - {type: memory, every: 1}   # in memory, every step: survives a crash of a worker
   - {type: disk, every: auto, keep: 3}   # on disk, as often as it costs nothing: survives a power cut
+# - {type: object, url: "s3://bucket/my-run", every: auto}   # in a bucket: survives the loss of the cluster
 
 checkpoint:
   max_overhead: 1%             # most time of a step that checkpointing may cost

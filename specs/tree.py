@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import Problem, shown
+from .secrets import HIDDEN, is_secret, masked
 
 KeyPath = tuple[str | int, ...]
 
@@ -135,9 +136,9 @@ def scalars(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Scalar]]:
 
 
 def display(node: Node) -> str:
-    """Show a value as it was written, in one short line."""
+    """Show a value as it was written, in one short line and without credentials."""
     if isinstance(node, Scalar) or node.written:
-        return shown(" ".join(node.written.split()) if "\n" in node.written else node.written)
+        return shown(masked(" ".join(node.written.split()) if "\n" in node.written else node.written))
     return "a block of keys" if isinstance(node, Keys) else "a list"
 
 
@@ -164,6 +165,8 @@ def located(root: Node, finding: Finding) -> Problem:
     mark = _place(root, finding)
     node = find(root, finding.path)
     value = None if node is None or not finding.path else display(node)
+    if value and any(isinstance(part, str) and is_secret(part) for part in finding.path):
+        value = HIDDEN
     key = dotted(finding.path)
     return Problem(mark.source, mark.line, mark.column, key, value, finding.message, finding.hint)
 

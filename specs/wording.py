@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from . import hints
+from . import hints, urls
 from .models import Spec
 from .outline import Names, fields_at, key_path, names_of, places, title, wanted_at
 from .syntax import UNSPACED
@@ -36,9 +37,14 @@ EXAMPLES: dict[Names, str] = {
     ("training", "optimizer", "name"): "name: adamw",
     ("training", "optimizer", "lr"): "lr: 3e-4",
     ("tiers", "type"): "type: memory",
+    ("tiers", "url"): 'url: "s3://bucket/my-run"',
 }
 """A line that puts each required key right."""
 
+_ADDRESSES: dict[Names, Callable[[str], str]] = {
+    ("tiers", "url"): urls.for_url,
+    ("tiers", "endpoint"): urls.for_endpoint,
+}
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:[_,]\d{3})+")
 _CLOCK = re.compile(r"\d+:\d\d(?::\d\d)?")
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
@@ -131,6 +137,8 @@ def _misfit(root: Node, path: KeyPath, detail: ErrorDetails) -> Finding:
         message = f"must be {wanted}, below 2^63"
     choices = _choices(path)
     hint = hints.for_value(path, node.text, choices) if isinstance(node, Scalar) and choices else None
+    if detail["type"] == "string_pattern_mismatch" and isinstance(node, Scalar) and names_of(path) in _ADDRESSES:
+        hint = _ADDRESSES[names_of(path)](node.text)
     return Finding(path, message, hint or _unit_hint(detail) or _spelling_hint(node, wanted))
 
 

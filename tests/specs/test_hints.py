@@ -7,6 +7,7 @@ from tests.specs.build import BASE, Desk, changed
 
 from dtrain.specs.hints import for_key, spellings
 from dtrain.specs.outline import keys_of, places
+from dtrain.specs.secrets import is_secret
 
 
 def known_paths() -> set[str]:
@@ -57,6 +58,17 @@ OTHER_TOOLS = {
     "save_total_limit": "tiers[].keep",
     "keep_last": "tiers[].keep",
     "keep_latest_k": "tiers[].keep",
+    "max_to_keep": "tiers[].keep",
+    "keep_period": "tiers[].keep_every",
+    "async_save": "tiers[].when_slow",
+    "bucket": "`tiers[].url` (with the folder in it",
+    "s3_uri": "tiers[].url",
+    "endpoint_url": "tiers[].endpoint",
+    "aws_region": "tiers[].region",
+    "s3_prefix": "tiers[].url",
+    "aws_secret_access_key": "remove it: credentials come from the environment",
+    "sas_token": "remove it: credentials come from the environment",
+    "nan_policy": "checkpoint.non_finite",
     "resume_from_checkpoint": "dtrain resume",
     "out_dir": "output_dir",
     "dump_folder": "output_dir",
@@ -102,7 +114,8 @@ OTHER_TOOLS = {
 def test_an_unknown_key_at_the_top_is_advised_on(desk: Desk, key: str) -> None:
     problem = desk.problem(f"{key}: 3\n{BASE}")
     assert problem.message == "unknown key"
-    assert (problem.key, problem.value, problem.line, problem.column) == (key, "3", 1, 1)
+    assert (problem.key, problem.line, problem.column) == (key, 1, 1)
+    assert problem.value == ("…" if is_secret(key) else "3")
     assert OTHER_TOOLS[key] in (problem.hint or "")
 
 
@@ -121,7 +134,7 @@ def test_every_spelling_of_the_table_is_advised_on_everywhere(key: str) -> None:
         ("    lr: 1e-3\n", "    lr: 1e-3\n    momentum: 0.9\n", "training.optimizer.momentum",
          "`momentum` belongs to name `sgd`, not `adamw`"),
         ("n_heads: 4", 'n_heads: 4, entry: "a:b"', "model.entry", "`entry` belongs to type `python`, not `gpt`"),
-        ("every: 1}", "every: 1, keep: 3}", "tiers[0].keep", "`keep` belongs to type `disk`, not `memory`"),
+        ("every: 1}", "every: 1, keep: 3}", "tiers[0].keep", "`keep` belongs to type `disk`, `object`, not `memory`"),
         ("n_heads: 4", "n_heads: 4, n_layer: 3", "model.n_layer", "`model.n_layers`"),
         ("keep: 3", "keep: 3, save_total_limit: 3", "tiers[1].save_total_limit", "`tiers[].keep`"),
         ("  micro_batch_size: 4\n", "  micro_batch_size: 4\n  lr: 3\n", "training.lr", "block `training.optimizer`"),

@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "unknown block": ("optimizer.lr=1", "optimizer", "unknown key", "block `training`"),
     "near miss": ("max_step=3", "max_step", "unknown key", "did you mean `max_steps`"),
     "not supported": ("strategy.tp=2", "strategy.tp", "not yet supported", ""),
-    "not supported tier": ("tiers[1].type=object", "tiers[1].type", "not yet supported", ""),
+    "not supported tier": ("tiers[1].type=peer", "tiers[1].type", "not yet supported", ""),
     "index too high": ("tiers[2].every=1", "tiers[2]", "`tiers` has items 0 to 1", "whole list"),
     "index of a block": ("training[0]=1", "training[0]", "`training` is not a list", ""),
     "key of a list": ("tiers.every=1", "tiers.every", "`tiers` is a list", "`tiers[0].every=…`"),

@@ -55,10 +55,10 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     ),
     "intervals": (
         ("every: 1}", "every: 2}"), "tiers[1].every",
-        "the disk is filled from snapshots in memory, taken every 2 steps; 5 is no multiple of 2", "use 4 or 6",
+        "the disk is filled from snapshots in memory, every 2 steps; 5 is no multiple of 2", "use 4 or 6",
     ),
     "interval below": (
-        ("every: 1}", "every: 10}"), "tiers[1].every", "taken every 10 steps; 5 is no multiple of 10", "use 10",
+        ("every: 1}", "every: 10}"), "tiers[1].every", "every 10 steps; 5 is no multiple of 10", "use 10",
     ),
 }  # fmt: skip
 

@@ -34,9 +34,9 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
         "device: cpu", "channels: {storage: {interface: ib0}}", "cluster.channels.storage.interface", "`auto`",
     ),
     "peer": (
-        "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type", "`memory` and `disk`",
+        "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type",
+        "`memory`, `disk` and `object`",
     ),
-    "object": ("keep: 3}", 'keep: 3}\n  - {type: object, url: "s3://b/r"}', "tiers[2].type", "`memory` and `disk`"),
 }  # fmt: skip
 
 
