@@ -62,7 +62,7 @@ class Mover(Protocol):
 class HostMover:
     """Host memory to host memory."""
 
-    block_bytes = 512 * 1024
+    block_bytes = 256 * 1024
     """Source and target of a block stay in a core's own cache for what is done with it next."""
 
     def start(self) -> None:
