@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -12,52 +11,25 @@ from rich.text import Text
 
 from ..planners.document import Expected, Plan, TierPlan
 from ..planners.words import count, duration, plural, share, size, three_digits
+from .plan_step import (
+    ASCII,
+    DRAWN_ENDS,
+    DRAWN_MICRO_BATCHES,
+    LABEL_COLUMNS,
+    LETTERS,
+    UNICODE,
+    Glyphs,
+    copy_lane,
+    drain_lane,
+    passes_lane,
+    segments_of,
+)
 
 UNKNOWN = "?"
 INDENT = 2
-LABEL_COLUMNS = 10
-"""Width of the lanes' names left of the drawing."""
-DRAWN_MICRO_BATCHES = 8
-"""With more than this, only the first and the last ones of `DRAWN_ENDS` are drawn."""
-DRAWN_ENDS = (3, 2)
-ELIDED_COLUMNS = 7
-STYLES = {"F": "cyan", "B": "blue", "X": "magenta", "S": "bold red", "U": "bold yellow", "~": "dim"}
-LETTERS = {
-    "F": "forward",
-    "B": "backward",
-    "X": "exchange of gradients",
-    "S": "stall",
-    "U": "update",
-}
+WRITES = {"disk": "write to disk", "object": "upload to the object store"}
 KINDS = {"process": "a worker ends", "node": "a node is lost", "cluster": "all nodes are lost"}
-
-
-@dataclass(frozen=True, slots=True)
-class Glyphs:
-    """Characters of the drawing."""
-
-    line: str
-    copy: str
-    idle: str
-    drain: str
-    gap: str
-
-
-UNICODE = Glyphs(line="─", copy="█", idle="·", drain="▒", gap="…")
-ASCII = Glyphs(line="-", copy="#", idle=".", drain="=", gap="~")
 _TO_ASCII = str.maketrans({"µ": "u", "·": "|", "…": "~"})
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of the drawn step: a letter of `LETTERS`, or `~` for what is left out."""
-
-    letter: str
-    begin_s: float
-    length_s: float
-    columns: int
-    window: int
-    """Windows before it in the step."""
 
 
 def render(plan: Plan, console: Console) -> str:
@@ -141,13 +113,13 @@ def _step(plan: Plan, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
     if times.step_s is None or times.forward_s is None or times.backward_s is None:
         yield _line(f"{plural(times.micro_batches, 'micro-batch')}; times are not known: use --profile")
         return
-    segments = _segments(plan, width - INDENT - LABEL_COLUMNS)
-    yield _lane("passes", _passes_lane(segments, glyphs))
+    segments = segments_of(plan, width - INDENT - LABEL_COLUMNS)
+    yield _lane("passes", passes_lane(segments, glyphs))
     if plan.tiers and plan.model.state_bytes_per_rank is not None:
-        yield _lane("copy", _copy_lane(plan, segments, glyphs))
-        disk = plan.tier("disk")
-        if disk is not None and disk.write_s is not None:
-            yield _lane("to disk", _drain_lane(plan, disk, segments, glyphs))
+        yield _lane("copy", copy_lane(plan, segments, glyphs))
+        drained = _drained(plan)
+        if drained and drained[0].write_s is not None:
+            yield _lane(f"to {drained[0].type}", drain_lane(plan, drained[0], segments, glyphs))
     letters = [letter for letter in LETTERS if any(segment.letter == letter for segment in segments)]
     yield _line(", ".join(f"{letter} {LETTERS[letter]}" for letter in letters), "dim")
     yield from _copied(plan, glyphs)
@@ -162,7 +134,7 @@ def _step(plan: Plan, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
 
 
 def _copied(plan: Plan, glyphs: Glyphs) -> Iterator[RenderableType]:
-    """Say in words what the lanes of copy and disk show."""
+    """Say in words what the lanes of copy and drain show, and what goes on from there."""
     forward, backward = plan.forward.bytes_per_window, plan.backward.bytes_per_window
     if not plan.tiers or forward is None or backward is None:
         return
@@ -172,10 +144,15 @@ def _copied(plan: Plan, glyphs: Glyphs) -> Iterator[RenderableType]:
         f"B, {_every(first)}",
         "dim",
     )
-    disk = plan.tier("disk")
-    if disk is not None and disk.write_s is not None:
-        words = f"{glyphs.drain} write to disk behind it, {duration(disk.write_s)}, {_every(disk)}"
-        yield _line(words, "dim")
+    for position, tier in enumerate(_drained(plan)):
+        if tier.write_s is not None:
+            mark = glyphs.drain if position == 0 else " "
+            yield _line(f"{mark} {WRITES[tier.type]} behind it, {duration(tier.write_s)}, {_every(tier)}", "dim")
+
+
+def _drained(plan: Plan) -> list[TierPlan]:
+    """The tiers that are filled behind the training, fastest first."""
+    return [tier for tier in plan.tiers if tier.type != "memory"]
 
 
 def _every(tier: TierPlan) -> str:
@@ -184,113 +161,6 @@ def _every(tier: TierPlan) -> str:
 
 def _lane(name: str, drawing: Text) -> Padding:
     return Padding(Text.assemble((f"{name:<{LABEL_COLUMNS}}", "dim"), drawing), (0, 0, 0, INDENT))
-
-
-def _segments(plan: Plan, columns: int) -> list[Segment]:
-    """Cut the step into segments and give each its columns: in proportion, but at least one."""
-    stretches = list(_stretches(plan))
-    elided = any(letter == "~" for letter, _, _ in stretches)
-    shown_s = sum(length_s for letter, length_s, _ in stretches if letter != "~") or 1.0
-    free = columns - (ELIDED_COLUMNS if elided else 0)
-    spread_out = max(0, free - len(stretches))
-    segments: list[Segment] = []
-    begin_s, drawn_s, used = 0.0, 0.0, 0
-    for letter, length_s, window in stretches:
-        if letter == "~":
-            segments.append(Segment(letter, begin_s, length_s, ELIDED_COLUMNS, window))
-        else:
-            drawn_s += length_s
-            upto = int(spread_out * drawn_s / shown_s + 1e-9)
-            segments.append(Segment(letter, begin_s, length_s, 1 + upto - used, window))
-            used = upto
-        begin_s += length_s
-    return segments
-
-
-def _stretches(plan: Plan) -> Iterator[tuple[str, float, int]]:
-    """Yield letter, seconds and number of windows before for every stretch of the step."""
-    times, n = plan.iteration, plan.iteration.micro_batches
-    forward_s, backward_s = times.forward_s or 0.0, times.backward_s or 0.0
-    head, tail = (n, 0) if n <= DRAWN_MICRO_BATCHES else DRAWN_ENDS
-    for index in range(head):
-        yield "F", forward_s, 2 * index
-        yield "B", backward_s, 2 * index + 1
-    if head + tail < n:
-        yield "~", (n - head - tail) * (forward_s + backward_s), 2 * head
-    for index in range(n - tail, n):
-        yield "F", forward_s, 2 * index
-        yield "B", backward_s, 2 * index + 1
-    if times.exchange_s:
-        yield "X", times.exchange_s, 2 * n
-    copy_s = plan.storage.copy_s or 0.0
-    if plan.tiers and times.window_s is not None and copy_s > times.window_s:
-        yield "S", copy_s - times.window_s, 2 * n
-    yield "U", times.optimizer_s or 0.0, 2 * n
-
-
-def _passes_lane(segments: Sequence[Segment], glyphs: Glyphs) -> Text:
-    lane = Text()
-    for segment in segments:
-        first = glyphs.gap if segment.letter == "~" else segment.letter
-        rest = glyphs.gap if segment.letter == "~" else glyphs.line
-        lane.append(first + rest * (segment.columns - 1), style=STYLES[segment.letter])
-    return lane
-
-
-def _copy_lane(plan: Plan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
-    """Mark, from the begin of each window, the time that the copy of its bytes needs."""
-    lane = Text()
-    for segment in segments:
-        if segment.letter == "~":
-            lane.append(glyphs.gap * segment.columns, style="dim")
-            continue
-        busy = 0
-        if segment.letter == "S":
-            busy = segment.columns
-        elif segment.letter in "FB" and (bytes_ := _window_bytes(plan, segment)) > 0:
-            needed = bytes_ / plan.storage.bytes_per_s / segment.length_s if segment.length_s else 1.0
-            busy = min(segment.columns, max(1, round(needed * segment.columns)))
-        lane.append(glyphs.copy * busy, style="green")
-        idle = glyphs.idle if segment.letter in "FB" else " "
-        lane.append(idle * (segment.columns - busy), style="dim")
-    return lane
-
-
-def _window_bytes(plan: Plan, segment: Segment) -> int:
-    """Return the bytes that are left for this window, at most its share."""
-    forward, backward = plan.forward.bytes_per_window or 0, plan.backward.bytes_per_window or 0
-    pairs, odd = divmod(segment.window, 2)
-    before = pairs * (forward + backward) + odd * forward
-    mine = backward if odd else forward
-    return max(0, min(mine, (plan.model.state_bytes_per_rank or 0) - before))
-
-
-def _drain_lane(plan: Plan, disk: TierPlan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
-    """Mark the time of the write to disk: it begins when the copy is whole and may reach into the next step."""
-    begin_s = _copied_s(plan, segments)
-    end_s = begin_s + (disk.write_s or 0.0)
-    step_s = segments[-1].begin_s + segments[-1].length_s
-    marks = ""
-    for segment in segments:
-        for column in range(segment.columns):
-            now_s = segment.begin_s + (column + 0.5) / segment.columns * segment.length_s
-            again = disk.every == 1 and now_s + step_s < end_s
-            marks += glyphs.drain if begin_s <= now_s < end_s or again else " "
-    if glyphs.drain not in marks:
-        marks = marks[:-1] + glyphs.drain
-    return Text(marks, style="magenta")
-
-
-def _copied_s(plan: Plan, segments: Sequence[Segment]) -> float:
-    """Return when, from the begin of the step, the copy is whole."""
-    for segment in segments:
-        if segment.letter in "FB":
-            wanted = plan.forward.bytes_per_window if segment.letter == "F" else plan.backward.bytes_per_window
-            left = _window_bytes(plan, segment)
-            if left < (wanted or 0):
-                return segment.begin_s + left / plan.storage.bytes_per_s
-    update = segments[-1]
-    return update.begin_s
 
 
 def _storage(plan: Plan) -> Iterator[RenderableType]:
@@ -337,6 +207,11 @@ def _tiers(plan: Plan) -> Iterator[RenderableType]:
             ", ".join(tier.survives),
         )
     yield Padding(table, (0, 0, 0, INDENT))
+    for tier in _drained(plan):
+        kept = "" if tier.keep_every is None else f" and one every {plural(tier.keep_every, 'step')}"
+        peak = "" if tier.peak_bytes is None else f", at most {size(tier.peak_bytes)}"
+        files = f" in {tier.peak_files:,} {'objects' if tier.type == 'object' else 'files and folders'}"
+        yield _line(f"{tier.type} keeps the newest {tier.keep}{kept}{peak}{files}", "dim")
 
 
 def _memory(plan: Plan) -> Iterator[RenderableType]:

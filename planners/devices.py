@@ -39,9 +39,9 @@ DISK_BYTES_PER_S = 1 * GIB
 DISK_COMMIT_S = 0.05
 """Assumed time for creating, flushing and renaming the files of one checkpoint, whatever its size."""
 OBJECT_BYTES_PER_S = 200 * 10**6
-"""To or from an object store, per node; an assumption."""
+"""Assumed rate of one node to or from an object store."""
 OBJECT_COMMIT_S = 0.5
-"""Requests beside the data, per checkpoint; an assumption."""
+"""Assumed time of the requests beside the data of one checkpoint, whatever its size."""
 DRAIN_CPU_S_PER_BYTE = 0.2 / GIB
 """Assumed processor time of the drainer per byte (direct writes from tmpfs)."""
 

@@ -86,11 +86,15 @@ class TierPlan:
     bytes: int | None
     """One checkpoint, all ranks."""
     write_s: float | None
-    """Time of one write: of a rank's copy (memory), of a node's drain (disk)."""
+    """Time of one write: of a rank's copy (memory), of a node's drain (disk) or upload (object)."""
     keep: int
-    """Whole checkpoints that are kept."""
+    """Newest whole checkpoints that are kept."""
+    keep_every: int | None
+    """Checkpoints of steps that are a multiple of this are kept for good; None: no others."""
     peak_bytes: int | None
     """All checkpoints and the one being written, all ranks."""
+    peak_files: int | None
+    """Their files and folders, or objects; None: in memory."""
     survives: tuple[str, ...]
     """Kinds of fault after which it can still be read."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from ..specs.models import GptModel, Spec
 from .costs import Costs, backlog_s
@@ -34,8 +36,9 @@ def plan_assumptions(
         lines.append("the exchange of gradients hides behind the last backward pass as far as it fits")
     if spec.cluster.nodes > 1:
         lines.append("all nodes are alike")
-        if spec.disk_tier is not None:
-            lines.append("the disk tier lies on a file system that every node reaches")
+    if spec.disk_tier is not None:
+        shared = "every node reaches the disk tier's file system, which" if spec.cluster.nodes > 1 else "the disk tier"
+        lines.append(f"{shared} outlives the nodes; a disk inside a node is lost with that node")
     if times is not None:
         lines.append(f"a restart takes {duration(RESTART_S)} before anything is read")
         if not spec.tiers:
@@ -63,11 +66,7 @@ def plan_warnings(
     lines += _interval_warnings(spec, every)
     if costs is None or step_s is None:
         return lines
-    if "disk" in every and backlog_s(costs.write_s, every["disk"], step_s) > 0:
-        lines.append(
-            f"disk: one write takes {duration(costs.write_s)}, {plural(every['disk'], 'step')} take "
-            f"{duration(every['disk'] * step_s)}; the training will wait for the disk (use every: auto)"
-        )
+    lines += _late_warnings(spec, every, costs, step_s)
     if expected.overhead is not None and expected.overhead > expected.budget:
         given = any(tier.every != "auto" for tier in spec.tiers)
         lines.append(
@@ -79,15 +78,43 @@ def plan_warnings(
     return lines
 
 
-def _interval_warnings(spec: Spec, every: Mapping[str, int]) -> list[str]:
+def _late_warnings(spec: Spec, every: Mapping[str, int], costs: Costs, step_s: float) -> list[str]:
+    """Say which tiers cannot be written as often as they are to be, and what happens then."""
     lines = []
-    memory, disk = every.get("memory"), every.get("disk")
-    if memory is not None and disk is not None and disk % memory:
+    for position, tier in enumerate(spec.slow_tiers):
+        steps, write_s = every[tier.type], costs.slow_s(tier.type)
+        if backlog_s(write_s, steps, step_s) == 0:
+            continue
+        waits = tier.waits and position == 0
+        follows = f"the training will wait for the {_PLACES[tier.type]}" if waits else "checkpoints will be left out"
+        remedy = "" if tier.every == "auto" else " (use every: auto)"
         lines.append(
-            f"disk every {disk} is not a multiple of memory every {memory}: "
-            "disk checkpoints need snapshots of their own"
+            f"{tier.type}: one write takes {duration(write_s)}, {plural(steps, 'step')} take "
+            f"{duration(steps * step_s)}; {follows}{remedy}"
         )
-    for tier, steps in every.items():
+    return lines
+
+
+_PLACES = {"disk": "disk", "object": "object store"}
+
+
+def _interval_warnings(spec: Spec, every: Mapping[str, int]) -> list[str]:
+    """Say which intervals do not fit each other, what is to be kept for good, or the run."""
+    lines = []
+    for (faster, short), (slower, long) in pairwise(every.items()):
+        if long % short:
+            own = f"{slower} checkpoints need snapshots of their own"
+            rare = f"only every {math.lcm(short, long)} steps reach it"
+            follows = own if faster == "memory" else rare
+            lines.append(f"{slower} every {long} is not a multiple of {faster} every {short}: {follows}")
+    for tier in spec.slow_tiers:
+        steps = every[tier.type]
+        if tier.keep_every is not None and tier.keep_every % steps:
+            lines.append(
+                f"{tier.type}: keep_every {tier.keep_every} is not a multiple of every {steps}: only every "
+                f"{math.lcm(tier.keep_every, steps)} steps are kept for good"
+            )
+    for kind, steps in every.items():
         if steps > spec.max_steps:
-            lines.append(f"{tier} every {plural(steps, 'step')}: the run has {plural(spec.max_steps, 'step')} only")
+            lines.append(f"{kind} every {plural(steps, 'step')}: the run has {plural(spec.max_steps, 'step')} only")
     return lines

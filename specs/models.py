@@ -251,6 +251,11 @@ class SlowTier(Block):
     on_failure: Literal["continue", "stop"] = "continue"
     """The tier cannot be written: train on, trying again at longer and longer intervals, or stop the run."""
 
+    @property
+    def waits(self) -> bool:
+        """Tell whether training waits for this tier when a checkpoint is due and the one before is not done."""
+        return self.when_slow == "wait" or (self.when_slow == "auto" and self.every != "auto")
+
 
 class DiskTier(SlowTier):
     """Checkpoints on a disk, committed by a manifest; survives a power cut."""

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.planners.intervals import DRAIN_SHARE, disk_every, memory_every, young_daly_s
+from dtrain.planners.intervals import (
+    DRAIN_SHARE,
+    FAR_LONGEST_S,
+    FAR_PER_RUN,
+    disk_every,
+    divisors,
+    far_every,
+    memory_every,
+    untimed_every,
+    young_daly_s,
+)
 
 seconds = st.floats(1e-6, 1e5)
 
@@ -91,3 +101,56 @@ def test_disk_interval_is_a_multiple_of_the_snapshots(
 @given(seconds, seconds, st.integers(1, 20))
 def test_a_slower_disk_is_never_written_more_often(write_s: float, more_s: float, snapshot: int) -> None:
     assert disk(write_s=write_s + more_s, snapshot_every=snapshot) >= disk(write_s=write_s, snapshot_every=snapshot)
+
+
+def far(**changes: float) -> int:
+    values: dict[str, float] = {
+        "write_s": 1.0, "cost_s": 0.0, "step_s": 1.0, "budget": 0.01, "max_steps": 10**6, "source_every": 1,
+    }  # fmt: skip
+    return far_every(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_store_behind_a_disk_gets_a_tenth_of_a_short_run_and_one_an_hour_of_a_long_one() -> None:
+    assert far(max_steps=1000) == 1000 / FAR_PER_RUN
+    assert far() == FAR_LONGEST_S
+    assert far(step_s=10.0) == FAR_LONGEST_S / 10
+    assert far(max_steps=1000, source_every=30) == 120
+
+
+def test_a_store_that_cannot_keep_up_with_that_gets_what_it_sustains() -> None:
+    assert far(write_s=400.0, max_steps=1000) == 500
+    assert far(cost_s=5.0, max_steps=1000) == 500
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.floats(1e-3, 1e3), st.integers(1, 10**5))
+def test_an_interval_divides_what_the_spec_gives_if_any_multiple_does(
+    source: int, factor: int, write_s: float, max_steps: int
+) -> None:
+    given_later = source * factor
+    for k in (
+        disk(write_s=write_s, snapshot_every=source, divides=given_later, max_steps=max_steps),
+        far(write_s=write_s, source_every=source, divides=given_later, max_steps=max_steps),
+        untimed_every(max_steps, source, given_later),
+    ):
+        assert k % source == 0
+        assert given_later % k == 0
+
+
+def test_an_interval_is_the_next_divisor_and_if_there_is_none_the_largest() -> None:
+    assert disk(write_s=8.1, divides=60) == 12
+    assert disk(write_s=8.1, divides=11) == 11
+    assert disk(write_s=80.0, divides=60) == 60
+    assert disk(write_s=8.1, divides=1000, max_steps=30) == 20
+    assert disk(write_s=8.1, divides=7, snapshot_every=2) == 12
+
+
+def test_huge_intervals_are_planned_at_once() -> None:
+    prime = 9223372036854775783
+    assert memory_every(0.5, 1.0, 0.01, 2**63, prime) == prime
+    assert disk(write_s=8.1, divides=prime, max_steps=2**63) == prime
+    assert divisors(10**12)[-2:] == [5 * 10**11, 10**12]
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_of_them_in_order(number: int) -> None:
+    assert divisors(number) == [part for part in range(1, number + 1) if number % part == 0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ CONTRACT: dict[str, set[str]] = {
 }
 TIER_KEYS = {"type", "every", "bytes", "write_s", "keep", "survives"}
 MEMORY_AUTO = {"type": "memory", "every": "auto"}
+BUCKET = {"type": "object", "url": "s3://bucket/run"}
 PYTHON_MODEL = {"type": "python", "entry": "models:build"}
 COUNTED = [TensorInfo("weight", "F32", (1000, 100)), TensorInfo("bias", "F32", (100,))]
 
@@ -87,6 +89,11 @@ small_specs = st.fixed_dictionaries(
             [MEMORY_AUTO, {"type": "disk", "every": 12}],
             [{"type": "disk"}],
             [],
+            [MEMORY_AUTO, {"type": "disk"}, BUCKET],
+            [MEMORY_AUTO, {"type": "disk", "keep_every": 12}, BUCKET | {"every": 24, "when_slow": "skip"}],
+            [MEMORY_AUTO, {"type": "disk", "every": 3, "when_slow": "skip"}, BUCKET | {"keep_every": 9}],
+            [MEMORY_AUTO, BUCKET],
+            [BUCKET | {"every": 7}],
         ]),
         "checkpoint": st.builds(lambda part: {"max_overhead": part}, st.floats(0, 1)),
     }
@@ -119,9 +126,8 @@ def test_any_plan_holds_its_promises(
     assert plan.iteration.micro_batches == n
     if plan.tiers:
         assert capacity(plan) >= (plan.model.state_bytes_per_rank or 0)
-    memory, disk = plan.tier("memory"), plan.tier("disk")
-    if memory and disk and (memory.auto or disk.auto):
-        assert disk.every % memory.every == 0
+    assert all(slower.every % faster.every == 0 for faster, slower in pairwise(plan.tiers))
+    assert all(tier.keep_every is None or tier.keep_every % tier.every == 0 for tier in plan.tiers)
     lost = plan.expected.lost_steps
     assert (lost.process or 0) <= (lost.node or 0) <= (lost.cluster or 0)
     assert 0 <= (plan.expected.goodput or 0) <= 1
@@ -154,7 +160,7 @@ def test_given_intervals_are_kept_and_warned_about(make_spec: MakeSpec, laptop: 
     tiers = [{"type": "memory", "every": 2}, {"type": "disk", "every": 301}]
     plan = make_plan(make_spec(tiers=tiers), laptop)
     assert [tier.every for tier in plan.tiers] == [2, 301]
-    assert any("not a multiple" in line for line in plan.warnings)
+    assert any("not a multiple" in line and "snapshots of their own" in line for line in plan.warnings)
     assert any("200 steps only" in line for line in plan.warnings)
 
 

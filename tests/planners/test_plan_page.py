@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_an_uncounted_model_and_no_tiers_have_a_page(make_spec: MakeSpec, laptop
     assert "--profile" in unknown
     without = page(make_plan(make_spec(tiers=[]), laptop), 80)
     assert "none: a fault starts the run again" in without
+
+
+def test_every_tier_has_its_figures_on_the_page(make_spec: MakeSpec, laptop: Machine) -> None:
+    disk, bucket = {"type": "disk", "every": 10, "keep_every": 100}, {"type": "object", "url": "s3://b", "keep": 2}
+    text = page(make_plan(make_spec(tiers=[{"type": "memory"}, disk, bucket]), laptop), 120)
+    assert "▒ write to disk behind it, 60.3 ms, every 10 steps\n" in text
+    assert "    upload to the object store behind it, 610 ms, every 20 steps\n" in text
+    assert "disk keeps the newest 3 and one every 100 steps, at most 63.1 MiB in 24 files and folders\n" in text
+    assert "object keeps the newest 2, at most 31.5 MiB in 9 objects\n" in text
+    assert re.search(r"\n  object  20 steps \(auto\) +10.5 MiB +610 ms +2 +31.5 MiB +process, node, cluster\n", text)
+
+
+def test_without_a_disk_the_upload_is_drawn(make_spec: MakeSpec, laptop: Machine) -> None:
+    bucket = {"type": "object", "url": "s3://b"}
+    text = page(make_plan(make_spec(tiers=[{"type": "memory"}, bucket]), laptop), 80)
+    assert "\n  to object " in text
+    assert "▒ upload to the object store behind it" in text
+    assert "to disk" not in text
 
 
 def write_spec(folder: Path) -> str:

@@ -1,0 +1,128 @@
+"""When each tier gets a checkpoint, what that costs the training, and how much the tier holds at most."""
+
+from __future__ import annotations
+
+import math
+
+from ..specs.models import DiskTier, MemoryTier, ObjectTier, SlowTier
+from ..specs.models import Tier as TierSpec
+from . import intervals
+from .costs import Costs, backlog_s
+from .devices import DISK_BYTES_PER_S, OBJECT_BYTES_PER_S
+from .expected import KINDS, Source, fault_rate, job_mtbf_s
+from .known import Known
+from .memory import SNAPSHOTS_KEPT
+
+SURVIVES: dict[str, tuple[str, ...]] = {"memory": ("process",), "disk": KINDS, "object": KINDS}
+"""Faults after which a tier can still be read; for a disk inside the node that is lost see the plan's notes."""
+
+
+def tier_intervals(known: Known) -> dict[str, int]:
+    """Return the steps between two checkpoints of each tier that the spec has, fastest first."""
+    every: dict[str, int] = {}
+    for position, tier in enumerate(known.spec.tiers):  # each is filled from the one before
+        if tier.every != "auto":
+            every[tier.type] = tier.every
+        elif isinstance(tier, MemoryTier):
+            every[tier.type] = _auto_memory(known, _divides(known, position))
+        else:
+            every[tier.type] = _auto_slow(known, tier, every, _divides(known, position))
+    return every
+
+
+def _divides(known: Known, position: int) -> int | None:
+    """Return what the interval of a tier must divide: given ones after it, and steps to be kept for good from it on."""
+    wanted: list[int] = []
+    for index, tier in enumerate(known.spec.tiers[position:]):
+        if index and tier.every != "auto":
+            wanted.append(tier.every)
+        if isinstance(tier, SlowTier) and tier.keep_every is not None:
+            wanted.append(tier.keep_every)
+    reached = [steps for steps in wanted if steps <= known.spec.max_steps]
+    return math.gcd(*reached) if reached else None
+
+
+def _auto_memory(known: Known, divides: int | None) -> int:
+    """Return the memory tier's interval; 1 while the times are not known."""
+    if known.costs is None or known.step_s is None:
+        return 1
+    budget = known.spec.checkpoint.max_overhead
+    return intervals.memory_every(known.costs.snapshot_s, known.step_s, budget, known.spec.max_steps, divides)
+
+
+def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, int], divides: int | None) -> int:
+    """Return a slower tier's interval, within what the tiers before it leave of the budget.
+
+    Without a memory tier the snapshots are made for the first slower one alone, and count as its cost.
+    """
+    costs, step_s, spec = known.costs, known.step_s, known.spec
+    source_every = next(reversed(before.values()), 1)
+    if costs is None or step_s is None:
+        return intervals.untimed_every(spec.max_steps, source_every, divides)
+    budget = spec.checkpoint.max_overhead
+    cost_s = costs.drain_cpu_s
+    if before:
+        used = cost_per_step_s(known, costs, before, step_s)[0] / step_s
+        budget = max(budget - used, intervals.LEAST_BUDGET_SHARE * budget)
+    else:
+        cost_s += costs.snapshot_s
+    write_s = costs.slow_s(tier.type)
+    if "disk" in before:
+        return intervals.far_every(
+            write_s=write_s, cost_s=cost_s, step_s=step_s, budget=budget, max_steps=spec.max_steps,
+            source_every=source_every, divides=divides,
+        )  # fmt: skip
+    return intervals.disk_every(
+        write_s=write_s, cost_s=cost_s, step_s=step_s, budget=budget, max_steps=spec.max_steps,
+        mtbf_s=1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size)), snapshot_every=source_every, divides=divides,
+    )  # fmt: skip
+
+
+def cost_per_step_s(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> tuple[float, float]:
+    """Return what checkpoints add to a step on average, and how much of it is waiting."""
+    if not every:
+        return 0.0, 0.0
+    slow = [tier for tier in known.spec.slow_tiers if tier.type in every]
+    snapshots = next(iter(every.values()))
+    stall_s = costs.snapshot_stall_s / snapshots
+    taken_s = costs.snapshot_cpu_s / snapshots
+    if slow and slow[0].waits:  # only the first holds snapshots; what follows is filled from it, waited for by nobody
+        steps = every[slow[0].type]
+        stall_s += backlog_s(costs.slow_s(slow[0].type), steps, step_s) / steps
+    taken_s += sum(costs.drain_cpu_s / every[tier.type] for tier in slow)
+    return stall_s + taken_s, stall_s
+
+
+def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s: float) -> Source | None:
+    """Return the fastest tier that survives a fault of `kind`.
+
+    Each rank, or node, reads its own part; then the parts are gathered, for every rank holds the whole state. A tier
+    that is slower than its interval, and not waited for, leaves checkpoints out: its interval grows by as much.
+    """
+    tier = next((tier for tier in known.spec.tiers if kind in SURVIVES[tier.type]), None)
+    if tier is None or known.sizes is None:
+        return None
+    steps = every[tier.type]
+    world, state = known.spec.world_size, known.sizes.state_bytes
+    gather_s = (world - 1) / world * state / known.rates.exchange_bytes_per_s
+    if isinstance(tier, MemoryTier):
+        return Source(steps, costs.commit_lag_s, costs.copy_s + gather_s)
+    node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node
+    read_s = node_bytes / (DISK_BYTES_PER_S if isinstance(tier, DiskTier) else OBJECT_BYTES_PER_S)
+    write_s = costs.slow_s(tier.type)
+    if not tier.waits:
+        steps *= max(1, math.ceil(write_s / (steps * step_s)))
+    return Source(steps, costs.commit_lag_s + write_s, read_s + gather_s)
+
+
+def held_at_most(tier: TierSpec, max_steps: int) -> int:
+    """Return how many checkpoints a tier can hold at once, the one being written included."""
+    if not isinstance(tier, SlowTier):
+        return SNAPSHOTS_KEPT + 1
+    return tier.keep + 1 + (max_steps // tier.keep_every if tier.keep_every is not None else 0)
+
+
+def files_each(tier: SlowTier, world: int) -> int:
+    """Return the files of one checkpoint: a shard per rank, the manifest, and where there are folders, one."""
+    in_bucket = isinstance(tier, ObjectTier) and not tier.url.startswith("file://")
+    return world + (1 if in_bucket else 2)
