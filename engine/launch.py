@@ -227,7 +227,9 @@ class Launcher:
         return self._preempted(durable, result.loss if result else None)
 
     def _preempted(self, durable: Version | None, loss: float | None) -> Outcome:
-        kept = durable or max(self.memory.whole())
+        kept = durable or max(self.memory.whole(), default=None)
+        if kept is None:
+            return self._outcome("interrupted", Code.INTERRUPTED, "stopped; nothing was stored yet", loss=loss)
         tier = self._tier_of(durable) if durable is not None else "memory"
         self._event("preempted", step=kept.step, tier=tier)
         if durable is not None:

@@ -215,7 +215,10 @@ def main(arguments: list[str]) -> int:
             drainer.start()
             follow(drainer)
         except TierFailed as error:
-            append_event(drainer.run.events, "fault", None, 0, rank=None, kind="tier", detail=str(error))
+            version = error.version
+            append_event(
+                drainer.run.events, "fault", version.step, version.attempt, rank=None, kind="tier", detail=str(error)
+            )
             return Code.MISSING_RESOURCE
         finally:
             drainer.release()

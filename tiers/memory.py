@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class SlotRecord:
 
     def to_bytes(self) -> bytes:
         """The record with a digest of itself."""
-        body = asdict(self)
+        body = dict(vars(self))
         return dumps({"record": body, "digest": digest(dumps(body))})
 
 

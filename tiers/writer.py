@@ -31,6 +31,11 @@ Raises Unreadable, OSError.
 class TierFailed(Exception):
     """A tier failed whose `on_failure` is `stop`."""
 
+    def __init__(self, message: str, version: Version) -> None:
+        """Say what happened with which version."""
+        super().__init__(message)
+        self.version = version
+
 
 @dataclass(frozen=True)
 class TierJob:
@@ -153,7 +158,8 @@ class Writer:
         self.health.failed(time.monotonic())
         self._skipped(version, f"{_words(error)}{self._room()}", self.health.left_out)
         if self.job.on_failure == "stop":
-            raise TierFailed(f"the {self.name} tier failed and its on_failure is stop: {_words(error)}{self._room()}")
+            words = f"the {self.name} tier failed and its on_failure is stop: {_words(error)}{self._room()}"
+            raise TierFailed(words, version)
 
     def _room(self) -> str:
         with contextlib.suppress(OSError):
