@@ -38,6 +38,8 @@ REQUEST_TIMEOUT = timedelta(seconds=30)
 RETRY_TIMEOUT = timedelta(seconds=45)
 """No request is sent again after this; with the one under way, an endpoint that never answers costs 75 s at most."""
 MAX_RETRIES = 8
+FIRST_BACKOFF = timedelta(seconds=0.1)
+LONGEST_BACKOFF = timedelta(seconds=15)
 CREATE_TRIES = 3
 PAUSE_S = 0.2
 _ENDPOINT = {"s3": "aws_endpoint", "az": "azure_storage_endpoint"}
@@ -66,12 +68,13 @@ class ObjectStore:
         client: dict[str, Any] = {"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
         if options.get("endpoint", "").startswith("http://"):
             client["allow_http"] = True
+        backoff = {"init_backoff": FIRST_BACKOFF, "max_backoff": LONGEST_BACKOFF, "base": 2}
         try:
             self._store: Any = open_url(
                 self.where,
                 config=_config(url, options) or None,
                 client_options=client,
-                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT, "backoff": backoff},
             )
         except self._library.exceptions.BaseError as error:
             raise StoreError(f"{self.where}: {said(error)}") from None

@@ -9,14 +9,24 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from moto.s3 import models
 from moto.server import ThreadedMotoServer
+from tests.tiers.build import TENSORS, Place, snapshot, value_of
+from werkzeug.serving import WSGIRequestHandler
+
+from dtrain.tiers.gather import gather
+from dtrain.tiers.layout import Version
+from dtrain.tiers.object import ObjectStore
+from dtrain.tiers.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.tier import Checkpoint, Tier
 
 KEY_ID = "AKIAWHALEBONE4711"
 SECRET = "sesame/Tr0ubador+horseradish"
@@ -32,7 +42,9 @@ ENVIRONMENT = {
 }
 SMALLEST_PART = 1024
 """Bytes that the server takes as a part of an upload; S3 itself asks for 5 MiB."""
+CHUNK = 4096
 BUCKET = "checkpoints"
+STEP = "step-{:010d}.a0001"
 ACTIONS = ("status", "lose", "cut", "slow", "trickle", "short", "flip", "hang")
 
 
@@ -42,11 +54,12 @@ def serving(bucket: str = BUCKET) -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     quiet, small = logging.getLogger("werkzeug"), mock.patch.object(models, "S3_UPLOAD_PART_MIN_SIZE", SMALLEST_PART)
     quiet.setLevel(logging.ERROR)
+    WSGIRequestHandler.disable_nagle_algorithm = True
     server.start()
     try:
         small.start()
         host, port = server.get_host_and_port()
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{bucket}", method="PUT")).close()
+        call(f"http://{host}:{port}", "PUT", bucket)
         yield f"http://{host}:{port}"
     finally:
         small.stop()
@@ -55,7 +68,9 @@ def serving(bucket: str = BUCKET) -> Iterator[str]:
 
 def call(endpoint: str, method: str, path: str, body: bytes | None = None) -> bytes:
     """One plain request past dtrain, for a look at (or a hand in) what really lies there."""
-    request = urllib.request.Request(f"{endpoint}/{path}", data=body, method=method)
+    who = f"AWS4-HMAC-SHA256 Credential={KEY_ID}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+    headers = {"Authorization": who, "Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(f"{endpoint}/{path}", data=body, method=method, headers=headers)
     with urllib.request.urlopen(request) as reply:
         data: bytes = reply.read()
     return data
@@ -157,8 +172,46 @@ def proxying(target: str) -> Iterator[Proxy]:
         thread.join()
 
 
+def place_at(endpoint: str, prefix: str) -> StorePlace:
+    """The place of a tier."""
+    return StorePlace("object", f"s3://{BUCKET}/{prefix}", {"endpoint": endpoint})
+
+
+def store_at(endpoint: str, prefix: str, spool: Path | None = None) -> ObjectStore:
+    """The store there."""
+    return ObjectStore(f"s3://{BUCKET}/{prefix}", {"endpoint": endpoint}, spool)
+
+
+def write(tier: Tier, place: Place, step: int) -> Checkpoint:
+    """Commit a snapshot of `step`."""
+    snapshot(place.memory, step)
+    return tier.write(*gather(place.memory, place.memory.whole()[Version(1, step)]))
+
+
+def good_steps(tier: Tier, spool: Path) -> list[int]:
+    """Steps of the checkpoints there; each one must be right in every byte."""
+    found = tier.scan()[0]
+    for checkpoint in found:
+        got = {info.name: bytearray() for info in TENSORS}
+        for content in contents(open_candidate(candidate_of(checkpoint), spool)):
+            if content.is_state:
+                got[content.name] += content.data
+        step = checkpoint.version.step
+        assert {name: bytes(data) for name, data in got.items()} == {t.name: value_of(t, step) for t in TENSORS}
+    return [checkpoint.version.step for checkpoint in found]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     @property
     def proxy(self) -> Proxy:
