@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from ..planners.plan import Plan
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
 from ..tiers.memory import SLOTS, TMPFS, MemoryDir
+from .room import check_room
 
 
 class MissingResource(Exception):
@@ -20,9 +20,14 @@ class MissingResource(Exception):
 
 def preflight(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir) -> None:
     """Raise MissingResource with everything that is missing, each with figures and a remedy."""
-    problems = [*_devices(spec), *_memory(spec, plan, memory), *_disk(spec, plan, run)]
+    problems = [*_devices(spec), *_memory(spec, plan, memory), *check_room(spec, plan, run).problems]
     if problems:
         raise MissingResource("\n".join(problems))
+
+
+def warnings(spec: Spec, plan: Plan, run: RunDir) -> tuple[str, ...]:
+    """Say what will be missing before the run is over, though it can begin."""
+    return check_room(spec, plan, run).warnings
 
 
 def _devices(spec: Spec) -> Iterator[str]:
@@ -48,17 +53,3 @@ def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
             f"snapshots need {needed:,} bytes in {TMPFS} ({SLOTS} slots), free are {free:,}; "
             f"make it larger (mount -o remount,size=… {TMPFS}) or train without tiers (tiers=[])"
         )
-
-
-def _disk(spec: Spec, plan: Plan, run: RunDir) -> Iterator[str]:
-    tier = spec.disk_tier
-    if tier is None:
-        return
-    folder = run.disk(tier.path)
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield f"the disk tier's folder {folder} cannot be written ({existing} does not allow it)"
-        return
-    free = shutil.disk_usage(existing).free
-    if plan.model.state_bytes is not None and free < plan.model.state_bytes:
-        yield f"one checkpoint needs {plan.model.state_bytes:,} bytes in {folder}, free are {free:,}"
