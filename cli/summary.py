@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..tiers.layout import RunDir, Version
+from ..tiers.layout import RunDir
 from ..tiers.memory import memory_dir
 from .view_events import describe_fault
 from .view_figures import Figure, figures
-from .view_format import for_terminal, human_loss, human_ratio, human_seconds, near, plural
-from .view_state import WARMUP_STEPS, RunState, integer, number
+from .view_format import for_terminal, human_bytes, human_loss, human_ratio, human_seconds, near, plural
+from .view_state import WARMUP_STEPS, RunState, number, version_of
 
 STYLES = {"finished": "bold green", "preempted": "bold yellow", "interrupted": "bold yellow", "failed": "bold red"}
 LABEL = 13
@@ -70,12 +70,15 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
         },
         "checkpoints": {
             tier: {
-                "step": step,
+                "step": state.committed.get(tier),
+                "newest": tier in _newest(state),
                 "path": _path(state, tier, outcome),
                 "kept": _is_kept(state, tier),
                 "left_out": state.skipped.get(tier, 0),
+                "left_out_reason": state.skip_reason.get(tier),
+                "bytes_per_s": _rate(state, tier),
             }
-            for tier, step in state.committed.items()
+            for tier in state.tiers
         },
         "state_digest": _digest(state, outcome)[0],
         "state_digest_step": _digest(state, outcome)[1],
@@ -122,11 +125,12 @@ def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[st
 def _reason(state: RunState, outcome: Mapping[str, Any], status: str) -> list[str]:
     """Why a run ended before its last step, and the traceback of the job's own code."""
     message, trace = outcome.get("message"), outcome.get("trace")
+    tiers = [describe_fault(fault) for fault in state.faults if fault.get("kind") == "tier"]
     if status == "finished":
         return []
     if not message:
         return [describe_fault(state.faults[-1])] if status == "failed" and state.faults else []
-    return [str(message), *(str(trace).rstrip().splitlines() if trace else [])]
+    return [str(message), *tiers[-1:], *(str(trace).rstrip().splitlines() if trace else [])]
 
 
 def _lost_work(state: RunState) -> str:
@@ -137,15 +141,12 @@ def _lost_work(state: RunState) -> str:
 
 def _checkpoints(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str, Text]]:
     rows: list[tuple[str, Text]] = []
-    width = max((len(tier) for tier in state.committed), default=0)
-    for tier, step in state.committed.items():
-        value = Text(f"{tier:<{width}}  step {step}")
-        left_out = state.skipped.get(tier, 0)
-        value.append(f" ({plural(left_out, 'checkpoint')} left out)" if left_out else "", style="yellow")
-        value.append("" if _is_kept(state, tier) else " (given back)", style="dim")
-        path = _path(state, tier, outcome)
-        value.append(f"  {near(Path(path))}" if path else "", style="dim")
-        rows.append(("checkpoints" if not rows else "", value))
+    width = max((len(tier) for tier in state.tiers), default=0)
+    for tier in state.tiers:
+        line = Text(f"{tier:<{width}}  ").append_text(_checkpoint(state, tier, outcome))
+        rows.append(("checkpoints" if not rows else "", line))
+        if tier in state.skip_reason:
+            rows.append(("", Text(f"{'':<{width}}  last left out: {state.skip_reason[tier]}", style="yellow")))
     if not rows and state.count:
         rows.append(("checkpoints", Text("none committed")))
     digest, of_step = _digest(state, outcome)
@@ -153,6 +154,36 @@ def _checkpoints(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str,
         which = f"  (step {of_step})" if of_step is not None else ""
         rows.append(("state digest", Text(digest).append(which, style="dim")))
     return rows
+
+
+def _checkpoint(state: RunState, tier: str, outcome: Mapping[str, Any]) -> Text:
+    """What a tier holds: its newest step, what is missing, where, and how fast it was written."""
+    left_out = state.skipped.get(tier, 0)
+    missing = [f"{plural(left_out, 'checkpoint')} left out"] if left_out else []
+    if tier not in state.committed:
+        return Text("none committed", style="red").append(f" ({', '.join(missing)})", style="yellow")
+    step, newest = state.committed[tier], max(state.commit_of.values(), key=version_of)
+    behind = version_of(newest)[1] - step
+    missing = [f"{plural(behind, 'step')} behind", *missing] if behind > 0 else missing
+    value = Text(f"step {step}")
+    value.append(f" ({', '.join(missing)})" if missing else "", style="yellow")
+    value.append("" if _is_kept(state, tier) else " (given back)", style="dim")
+    rate = _rate(state, tier)
+    value.append(f"  {human_bytes(rate)}/s" if rate is not None else "")
+    path = _path(state, tier, outcome)
+    return value.append(f"  {path if '://' in path else near(Path(path))}" if path else "", style="dim")
+
+
+def _newest(state: RunState) -> list[str]:
+    """The tiers that hold the newest committed state."""
+    kept = {tier: version_of(event) for tier, event in state.commit_of.items() if _is_kept(state, tier)}
+    return [tier for tier, version in kept.items() if version == max(kept.values())]
+
+
+def _rate(state: RunState, tier: str) -> float | None:
+    """Bytes per second that the writes into a tier reached: the median of those that tell."""
+    series = state.rates.get(tier)
+    return series.median if series is not None else None
 
 
 def _print_row(console: Console, label: str, value: Text, ascii_only: bool) -> None:
@@ -206,17 +237,11 @@ def _digest(state: RunState, outcome: Mapping[str, Any]) -> tuple[str | None, in
 
 
 def _path(state: RunState, tier: str, outcome: Mapping[str, Any]) -> str | None:
-    """Folder of a tier's last checkpoint: told by the caller or the event, else where the disk tier keeps it."""
-    paths, event = outcome.get("paths"), state.commit_of[tier]
+    """Folder of a tier's last checkpoint, told by the caller or the event."""
+    paths, event = outcome.get("paths"), state.commit_of.get(tier, {})
     told = paths.get(tier) if isinstance(paths, Mapping) else None
     told = told or event.get("path")
-    if told:
-        return str(told)
-    attempt, step = integer(event, "attempt"), integer(event, "step")
-    if tier != "disk" or attempt is None or step is None:
-        return None
-    folder = RunDir(state.run_dir).disk("checkpoints") / Version(attempt=attempt, step=step).dirname
-    return str(folder) if folder.is_dir() else None
+    return str(told) if told else None
 
 
 def _is_kept(state: RunState, tier: str) -> bool:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .view_format import human_seconds, near, plural
-from .view_state import RunState, ends_attempt, integer, number
+from .view_state import RunState, ends_attempt, integer, is_late, number, recovery_of
 
 Level = Literal["good", "info", "warn", "bad"]
 
 MAX_DETAIL = 300
 MAX_ALIKE = 3
 """How often notes that differ only in their numbers are said."""
+ALIKE_AGAIN_S = 600.0
+"""After this long one is said again."""
 _SIGNAL = re.compile(r"SIG[A-Z][A-Z0-9]+\b")
 _SAYS_WHAT_HAPPENED = re.compile(r"(was|has|had|is|did|exited|ended|stopped|raised|failed|died|left|reported|ran)\b")
 _EXIT_CODE = re.compile(r"(?:exit ?code )?(-?\d+)")
@@ -31,14 +33,24 @@ class Note:
     below: str = ""
 
 
+@dataclass
+class _Alike:
+    """Notes that differ only in their numbers: how many, and when one was said."""
+
+    count: int = 0
+    said: float = 0.0
+
+
 class Narrator:
     """Turns events into notes. What was said once is not said again for every step."""
 
     def __init__(self, max_restarts: Callable[[], int | None]) -> None:
         self._max_restarts = max_restarts
         self._said: set[tuple[object, ...]] = set()
-        self._alike: dict[str, int] = {}
+        self._alike: dict[str, _Alike] = {}
         self._unsaid_restart = ""
+        self._out: set[str] = set()
+        """Tiers that are known to be out of order."""
         self._told: dict[str, Callable[[Mapping[str, Any], RunState], list[Note]]] = {
             "attempt": self._attempt,
             "restored": self._restored,
@@ -59,13 +71,15 @@ class Narrator:
         self._said.add(key)
         return new
 
-    def _few(self, level: Level, text: str) -> list[Note]:
-        """Say the first few of many notes that are alike."""
-        alike = re.sub(r"\d+", "#", text)
-        count = self._alike[alike] = self._alike.get(alike, 0) + 1
-        if count > MAX_ALIKE:
+    def _few(self, level: Level, text: str, record: Mapping[str, Any]) -> list[Note]:
+        """Say the first few of many notes that are alike, and one more whenever none was said for a while."""
+        known = self._alike.setdefault(re.sub(r"\d+", "#", text), _Alike())
+        known.count += 1
+        now = number(record, "time") or 0.0
+        if known.count > MAX_ALIKE and now - known.said < ALIKE_AGAIN_S:
             return []
-        more = " (more like this go to events.jsonl only)" if count == MAX_ALIKE else ""
+        known.said = now
+        more = " (more like this go to events.jsonl only)" if known.count >= MAX_ALIKE else ""
         return [Note(level, text + more)]
 
     def _attempt(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
@@ -96,6 +110,8 @@ class Narrator:
         what = describe_fault(record, None if state.step == 0 else state.step)
         log = record.get("log")
         below = f"log: {near(Path(log))}" if isinstance(log, str) and log else ""
+        if record.get("kind") == "tier":
+            return [Note("bad", f"{what} — stopping", below)]
         if not ends_attempt(record):
             return [Note("warn", what, below)]
         if not self._once("fault", attempt):
@@ -118,12 +134,21 @@ class Narrator:
         return f"restarting{of} from the newest whole step"
 
     def _skipped(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
-        step = integer(record, "step")
-        which = f"step {step}" if step is not None else "a step"
-        return self._few("warn", f"{record.get('tier', 'a tier')} left out {which}: {_one_line(record.get('reason'))}")
+        step, count = integer(record, "step"), integer(record, "left_out") or 1
+        tier, which = str(record.get("tier", "a tier")), f"step {step}" if step is not None else "a step"
+        if is_late(record):
+            which = which if count == 1 else f"{count} checkpoints up to {which}"
+        elif count > 1 and tier in self._out:
+            return []  # the first of this outage was said
+        self._out.add(tier)
+        return self._few("warn", f"{tier} left out {which}: {_one_line(record.get('reason'))}", record)
 
     def _warning(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
-        return self._few("warn", f"warning: {_one_line(record.get('detail'))}")
+        recovery = recovery_of(record)
+        if recovery is not None:
+            self._out.discard(recovery[0])
+            return self._few("good", _one_line(record.get("detail")), record)
+        return self._few("warn", f"warning: {_one_line(record.get('detail'))}", record)
 
     def _preempted(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         step, tier = integer(record, "step"), record.get("tier")
@@ -139,8 +164,8 @@ def describe_fault(record: Mapping[str, Any], last_step: int | None = None) -> s
     kind, detail = _one_line(record.get("kind"), ""), _one_line(record.get("detail"), "")
     where = f" at step {step}" if step is not None else f" after step {last_step}" if last_step is not None else ""
     where = "" if "step" in detail else where
-    if kind == "drainer":
-        return detail or "the drainer ended"
+    if kind in ("drainer", "tier"):
+        return detail or f"the {kind} {'ended' if kind == 'drainer' else 'failed'}"
     if detail.startswith(f"{who}: "):
         kind, detail = "error", detail.removeprefix(f"{who}: ")
     elif detail.startswith(f"{who} "):

@@ -203,15 +203,16 @@ def _stall(state: RunState) -> Text:
 
 
 def _stored(state: RunState) -> Text:
-    if not state.committed:
-        return Text("nothing yet", style="dim")
     value = Text()
-    for tier, step in state.committed.items():
+    for tier in state.tiers:
+        step = state.committed.get(tier)
         value.append(" · " if value else "", style="dim")
-        value.append(f"{tier} ").append(str(step), style="bold")
-        if state.skipped.get(tier):
+        value.append(f"{tier} ").append("-" if step is None else str(step), style="bold")
+        if state.outages.get(tier, 0) > 1:
+            value.append(f" (failing, {state.skipped[tier]} left out)", style="red")
+        elif state.skipped.get(tier):
             value.append(f" ({state.skipped[tier]} left out)", style="yellow")
-    return value
+    return value or Text("nothing yet", style="dim")
 
 
 def _logs(state: RunState) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,11 @@ WARMUP_STEPS = 2
 RECENT_STEPS = 20
 LOSS_STEPS = 512
 SERIES_LIMIT = 4096
+_SPEED = ("memory", "disk", "object")
+_SLOW = "slower than its interval"
+_RECOVERY = re.compile(
+    r"the (?:(?P<tier>\w+) tier works|state is finite) again; (?P<count>\d+) \w+ were left out meanwhile"
+)
 TIMED = ("step_s", "forward_s", "backward_s", "optimizer_s", "stall_s")
 
 
@@ -80,6 +86,12 @@ class RunState:
     """The `committed` event behind each entry of `committed`."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Checkpoints a tier left out, per tier."""
+    skip_reason: dict[str, str] = field(default_factory=dict)
+    """Why a tier left one out last."""
+    outages: dict[str, int] = field(default_factory=dict)
+    """Tiers that have left something out since they last worked, and how much."""
+    rates: dict[str, Series] = field(default_factory=dict)
+    """Bytes per second of the writes into each tier that tells them."""
     warnings: int = 0
     faults: list[Mapping[str, Any]] = field(default_factory=list)
     restarts_in_row: int = 0
@@ -94,6 +106,8 @@ class RunState:
     _fault_attempt: int | None = None
     _fault_time: float | None = None
     _steps_of_attempt: int = 0
+    _counted: dict[str, int] = field(default_factory=dict)
+    """Checkpoints of an outage that were counted one by one."""
 
     @property
     def restarts(self) -> int:
@@ -105,6 +119,12 @@ class RunState:
         """Stall as a fraction of step time, warm-up left out; None before the first such step."""
         total = self.series["step_s"].total
         return self.series["stall_s"].total / total if total > 0 else None
+
+    @property
+    def tiers(self) -> list[str]:
+        """Tiers that have committed or left out something, fastest first."""
+        told = {**self.committed, **self.skipped}
+        return sorted(told, key=lambda tier: _SPEED.index(tier) if tier in _SPEED else len(_SPEED))
 
     def recent_mean(self, key: str) -> float | None:
         """Mean of one figure over the last few steps."""
@@ -184,12 +204,18 @@ class RunState:
         if step is None or not isinstance(tier, str):
             return
         # A slow tier may report late what an earlier attempt stored; the later attempt has the last word.
+        self.outages.pop(tier, None)
+        rate = number(record, "bytes_per_s")
+        if rate is not None and math.isfinite(rate):
+            self.rates.setdefault(tier, Series()).add(rate)
         known = self.commit_of.get(tier)
-        if known is None or _version(record) >= _version(known):
+        if known is None or version_of(record) >= version_of(known):
             self.committed[tier], self.commit_of[tier] = step, record
 
     def _on_fault(self, record: Mapping[str, Any]) -> None:
         self.faults.append(record)
+        if record.get("kind") == "tier":
+            self.phase = "stopping"
         if not ends_attempt(record):
             return
         attempt = integer(record, "attempt")
@@ -207,11 +233,24 @@ class RunState:
         self._take_digest(record)
 
     def _on_skipped(self, record: Mapping[str, Any]) -> None:
-        tier = str(record.get("tier"))
+        tier, count = str(record.get("tier")), integer(record, "left_out") or 1
+        if isinstance(record.get("reason"), str):
+            self.skip_reason[tier] = record["reason"]
+        if is_late(record):
+            self.skipped[tier] = self.skipped.get(tier, 0) + count
+            return
         self.skipped[tier] = self.skipped.get(tier, 0) + 1
+        self.outages[tier] = count
+        self._counted[tier] = 1 if count == 1 else self._counted.get(tier, 0) + 1
 
     def _on_warning(self, record: Mapping[str, Any]) -> None:
-        self.warnings += 1
+        recovery = recovery_of(record)
+        if recovery is None:
+            self.warnings += 1
+            return
+        tier, count = recovery
+        unseen = max(0, count - self._counted.pop(tier, 0))  # not every one has an event of its own
+        self.skipped[tier] = self.skipped.get(tier, 0) + unseen
 
     def _on_preempted(self, record: Mapping[str, Any]) -> None:
         self.preempted, self.phase = record, "stopping"
@@ -239,8 +278,22 @@ _HANDLERS = {
 
 
 def ends_attempt(fault: Mapping[str, Any]) -> bool:
-    """Tell whether the workers ended by a fault: the drainer may die and be started again beside them."""
-    return fault.get("kind") != "drainer"
+    """Tell whether the workers ended by a fault: the drainer may die, or a tier fail, beside them."""
+    return fault.get("kind") not in ("drainer", "tier")
+
+
+def is_late(skipped: Mapping[str, Any]) -> bool:
+    """Tell whether a tier left something out for being slow; `left_out` is then all that the event stands for.
+
+    Otherwise something failed: there is an event for each, and `left_out` counts them up within one outage.
+    """
+    return _SLOW in str(skipped.get("reason"))
+
+
+def recovery_of(warning: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the tier that a warning says to work again, and how much it left out; None for any other warning."""
+    match = _RECOVERY.match(str(warning.get("detail")))
+    return (match["tier"] or "memory", int(match["count"])) if match else None
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
@@ -255,5 +308,6 @@ def integer(record: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _version(record: Mapping[str, Any]) -> tuple[int, int]:
+def version_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Attempt and step of a `committed` event: what is newer is greater."""
     return integer(record, "attempt") or 0, integer(record, "step") or 0

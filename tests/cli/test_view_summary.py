@@ -158,15 +158,18 @@ def test_a_plan_that_names_the_step_s_time_is_taken_at_its_word(tmp_path: Path) 
 def test_paths_of_checkpoints(tmp_path: Path) -> None:
     state = finished_state(tmp_path)
     assert to_json(state, PLAN, {})["checkpoints"]["disk"]["path"] is None
-    folder = tmp_path / "checkpoints" / "step-0000000020.a0002"
-    folder.mkdir(parents=True)
+    folder = tmp_path / "elsewhere" / "step-0000000020.a0002"
+    for rate in (2**30, 3 * 2**30, 2**31):
+        event = {"event": "committed", "attempt": 2, "step": 20, "tier": "disk", "path": str(folder)}
+        state.take_event(event | {"bytes_per_s": rate})
+    nothing: dict[str, Any] = {"left_out": 0, "left_out_reason": None}
     assert to_json(state, PLAN, {})["checkpoints"] == {
-        "memory": {"step": 20, "path": None, "kept": False, "left_out": 0},
-        "disk": {"step": 20, "path": str(folder), "kept": True, "left_out": 0},
+        "memory": {"step": 20, "newest": False, "path": None, "kept": False, "bytes_per_s": None, **nothing},
+        "disk": {"step": 20, "newest": True, "path": str(folder), "kept": True, "bytes_per_s": 2**31, **nothing},
     }
     text = printed(state, PLAN, {})
     assert "checkpoints   memory  step 20 (given back)\n" in text
-    assert f"              disk    step 20  {folder}\n" in text
+    assert f"              disk    step 20  2.0 GiB/s  {folder}\n" in text
     told = to_json(state, PLAN, {"paths": {"disk": "/elsewhere"}})
     assert told["checkpoints"]["disk"]["path"] == "/elsewhere"
 
