@@ -241,6 +241,10 @@ class ObjectStore:
             except known.BaseError as error:
                 if not _cut_list(error) or tries > MAX_RETRIES:
                     raise (Unsure if _unsure(error) else StoreError)(f"{where}: {said(error)}") from None
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":  # of obstore's Rust part, and no Exception for Python
+                    raise
+                raise StoreError(f"{where}: obstore failed: {said(error)}") from None
             time.sleep(PAUSE_S)
 
 
@@ -274,6 +278,8 @@ def _config(url: str, options: Mapping[str, str]) -> dict[str, str]:
     if "endpoint" in options:
         if scheme not in _ENDPOINT:
             raise StoreError(f"{url}: an endpoint of your own is understood for s3:// and az:// only")
+        if not options["endpoint"].startswith(("http://", "https://")):
+            raise StoreError(f"{url}: the endpoint {options['endpoint']} does not begin with http:// or https://")
         config[_ENDPOINT[scheme]] = options["endpoint"]
     if "region" in options:
         if scheme != "s3":

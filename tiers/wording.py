@@ -51,7 +51,7 @@ def _cause(text: str) -> str:
         if sign in text:
             return words
     causes = _CAUSE.findall(text)
-    return str(causes[-1]) if causes else text.partition("Debug source:")[0]
+    return str(causes[-1]) if causes else text.partition("Debug source:")[0].rpartition(" - ")[2]
 
 
 def masked(text: str) -> str:

@@ -49,9 +49,9 @@ ACTIONS = ("status", "lose", "cut", "slow", "trickle", "short", "flip", "hang")
 
 
 @contextlib.contextmanager
-def serving(bucket: str = BUCKET) -> Iterator[str]:
+def serving(bucket: str = BUCKET, port: int = 0) -> Iterator[str]:
     """Run an S3 server with one bucket; gives its address. All such servers of a process share their content."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     quiet, small = logging.getLogger("werkzeug"), mock.patch.object(models, "S3_UPLOAD_PART_MIN_SIZE", SMALLEST_PART)
     quiet.setLevel(logging.ERROR)
     WSGIRequestHandler.disable_nagle_algorithm = True

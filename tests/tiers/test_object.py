@@ -201,6 +201,7 @@ def test_without_the_extra_the_message_names_it(prefix: str, monkeypatch: pytest
     [
         ("s3://b/r", {"compression": "zip"}, "no such option: compression"),
         ("gs://b/r", {"endpoint": "http://127.0.0.1:9"}, "for s3:// and az:// only"),
+        ("s3://b/r", {"endpoint": "127.0.0.1:9"}, "does not begin with http:// or https://"),
         ("gs://b/r", {"region": "eu"}, "for s3:// only"),
         ("az://b/r", {"region": "eu"}, "for s3:// only"),
         ("ftp://b/r", {}, "ftp://b/r"),
@@ -211,6 +212,21 @@ def test_a_url_or_option_that_is_not_understood_is_refused(url: str, options: di
     with pytest.raises(StoreError) as error:
         ObjectStore(url, options, None)
     assert words in one_line(error.value)
+
+
+class PanicException(BaseException):
+    """What a panic in obstore's Rust part looks like in Python."""
+
+
+def test_a_panic_in_the_library_is_an_error_of_the_store(
+    server: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: Any) -> None:
+        raise PanicException("request valid: InvalidUri")
+
+    monkeypatch.setattr("obstore.list_with_delimiter", panic)
+    with pytest.raises(StoreError, match="obstore failed: request valid: InvalidUri"):
+        store_at(server, prefix).folders()
 
 
 # Credentials.
