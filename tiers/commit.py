@@ -70,6 +70,10 @@ def clean(store: Store, note: str) -> bool:
     return True
 
 
+def _note(version: Version) -> bytes:
+    return dumps({"folder": version.dirname, "writer": _writer()})
+
+
 def _writer() -> str:
     """This process, as no other one is called."""
     return f"{socket.gethostname()} {os.getpid()} {_TOKEN}"
@@ -80,7 +84,12 @@ def _is_ours(name: str) -> bool:
 
 
 def _empty(store: Store, folder: str) -> None:
-    """Delete what is ours in a folder, durably, also when a file of somebody's keeps it there."""
+    """Delete what is ours in a folder, durably, also when a file of somebody's keeps it there.
+
+    The manifest goes durably before the rest: it is never there without all the files.
+    """
+    store.delete(folder, [MANIFEST])
+    _sync(store, folder)
     store.delete(folder, ours(store, folder))
     _sync(store, folder)
     store.sync()
@@ -159,16 +168,13 @@ class ByManifest:
         if self.store.files(version.dirname):
             raise FileExistsError(17, "a folder of this name exists already", f"{self.store.where}/{version.dirname}")
         try:
-            self._leave_note(note, version)
+            self.store.create(note, INTENT, _note(version))
+            self.store.sync()
         except OSError:
             with contextlib.suppress(OSError):
                 self.store.delete(note, ours(self.store, note))
             raise
         return version.dirname
-
-    def _leave_note(self, note: str, version: Version) -> None:
-        self.store.create(note, INTENT, dumps({"folder": version.dirname, "writer": _writer()}))
-        self.store.sync()
 
     def seal(self, version: Version, manifest: bytes, check: Check) -> None:
         """Manifest last, then the note goes."""
@@ -197,11 +203,10 @@ class ByManifest:
         note = trash_name(version.dirname)
         check()
         if INTENT not in self.store.files(note):
-            self._leave_note(note, version)
+            self.store.create(note, INTENT, _note(version))
+        self.store.sync(note)  # it may be there from a try that failed before it was durable
         self.store.sync()
         faults.point("prune.renamed", version.step)
         check()
-        self.store.delete(version.dirname, [MANIFEST])
-        _sync(self.store, version.dirname)
         _empty(self.store, version.dirname)
         self.store.delete(note, [INTENT])
