@@ -17,6 +17,7 @@ RECENT_STEPS = 20
 LOSS_STEPS = 512
 SERIES_LIMIT = 4096
 _SPEED = ("memory", "disk", "object")
+_NOT_TRIED = "not tried again yet"
 _SLOW = "slower than its interval"
 _RECOVERY = re.compile(
     r"the (?:(?P<tier>\w+) tier works|state is finite) again; (?P<count>\d+) \w+ were left out meanwhile"
@@ -87,7 +88,7 @@ class RunState:
     skipped: dict[str, int] = field(default_factory=dict)
     """Checkpoints a tier left out, per tier."""
     skip_reason: dict[str, str] = field(default_factory=dict)
-    """Why a tier left one out last."""
+    """Why a tier left one out last; for one that was not tried, why the one before."""
     outages: dict[str, int] = field(default_factory=dict)
     """Tiers that have left something out since they last worked, and how much."""
     rates: dict[str, Series] = field(default_factory=dict)
@@ -234,8 +235,9 @@ class RunState:
 
     def _on_skipped(self, record: Mapping[str, Any]) -> None:
         tier, count = str(record.get("tier")), integer(record, "left_out") or 1
-        if isinstance(record.get("reason"), str):
-            self.skip_reason[tier] = record["reason"]
+        reason = record.get("reason")
+        if isinstance(reason, str) and (tier not in self.skip_reason or _NOT_TRIED not in reason):
+            self.skip_reason[tier] = reason
         if is_late(record):
             self.skipped[tier] = self.skipped.get(tier, 0) + count
             return

@@ -267,6 +267,7 @@ def test_the_events_that_the_writer_of_a_tier_makes_are_understood(
     told = to_json(seen.state, {}, {})["checkpoints"]["disk"]
     assert told["path"] == str(place.root / Version(1, 50).dirname)
     assert told["bytes_per_s"] > 0
+    assert "No space left on device" in told["left_out_reason"], "and not that it was not tried again yet"
     writer.release()
 
 

@@ -14,7 +14,7 @@ from tests.planners.build import tiny
 
 from dtrain.engine import preflight as preflight_module
 from dtrain.engine.preflight import MissingResource, preflight, warnings
-from dtrain.engine.room import OWN_FILES, check_room
+from dtrain.engine.room import OWN_FILES, RANK_BYTES, TENSOR_BYTES, check_room
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
 from dtrain.specs.models import Spec
@@ -36,7 +36,9 @@ class Job:
         self.plan: Plan = make_plan(self.spec, LAPTOP)
         self.run = RunDir(root / "run")
         self.memory = MemoryDir(root / "memory")
-        self.nbytes = self.plan.model.state_bytes or 0
+        tensors = self.plan.model.tensors or 0
+        self.nbytes = (self.plan.model.state_bytes or 0) + 2 * RANK_BYTES + tensors * TENSOR_BYTES
+        """Of one checkpoint of the two ranks."""
 
     def preflight(self) -> None:
         preflight(self.spec, self.plan, self.run, self.memory)
@@ -198,9 +200,10 @@ def test_a_bucket_without_its_package_is_refused_with_what_to_install(
 
 def test_too_little_memory_for_the_snapshots_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path, {"type": "memory"})
-    usage = SimpleNamespace(free=3 * job.nbytes - 1)
+    needed = 3 * (job.plan.model.state_bytes or 0)
+    usage = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: usage)
-    assert f"snapshots need {3 * job.nbytes:,} bytes in /dev/shm (3 slots), free are {usage.free:,}" in job.refusal()
+    assert f"snapshots need {needed:,} bytes in /dev/shm (3 slots), free are {usage.free:,}" in job.refusal()
     usage.free += 1
     job.preflight()
     Job(tmp_path).preflight()
@@ -225,8 +228,8 @@ print(*room.problems, *room.warnings, sep="\\n")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("size=8m", "room for one checkpoint: 11,024,028 bytes, free are 8,388,608"),
-        ("size=16m", "more room before the run is over: 44,096,112 bytes, free are 16,777,216"),
+        ("size=8m", "room for one checkpoint: 11,136,668 bytes, free are 8,388,608"),
+        ("size=16m", "more room before the run is over: 44,546,672 bytes, free are 16,777,216"),
         ("size=64m", ""),
         ("size=64m,nr_inodes=6", "room for one checkpoint: 8 files, free are 5"),
         ("size=64m,nr_inodes=16", "more room before the run is over: 20 files, free are 15"),
