@@ -18,7 +18,7 @@ from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
 
 DEATHS_IN_A_ROW = 5
-FAR_PATIENCE_S = 120.0  # a request to an object store may wait and be sent again meanwhile
+FAR_PATIENCE_S = 180.0  # a request to an object store may wait and be sent again meanwhile
 PAUSE_S = 60.0  # after that many, before the next try
 POLL_S = 0.05
 

@@ -122,7 +122,7 @@ class Worker:
             cadence=Cadence(
                 every.get("memory", 0),
                 every[slow.type] if slow is not None else 0,
-                slow is not None and (slow.when_slow == "wait" or (slow.when_slow == "auto" and slow.every != "auto")),
+                slow is not None and slow.waits,
             ),
             pace=Pace(
                 self.plan.forward.bytes_per_window or 0,

@@ -124,12 +124,12 @@ class Drainer:
             yield gather(self.memory, records) if self.job.nodes == 1 else gather_part(self.memory, records)
 
         try:
-            done = self.first.carry(version, load, follower.spared if follower is not None else set)
+            done = self.first.carry(version, load, follower.spared if follower is not None else set, last=last)
             if follower is not None and follows:
-                if done:
+                if not done:
+                    done = follower.carry_now(version, load, last=last)
+                elif not last:  # the newest of all is offered at the very end
                     follower.offer(version)
-                else:
-                    done = follower.carry_now(version, load)
             if follower is not None and follower.failure is not None:
                 raise follower.failure
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from .jsonfile import Unreadable, append_event
@@ -55,10 +56,10 @@ class Follower:
         with self._changed:
             return {version for version in (self._waiting, self._under_way) if version is not None}
 
-    def carry_now(self, version: Version, load: Load) -> bool:
+    def carry_now(self, version: Version, load: Load, *, last: bool) -> bool:
         """The source has failed: carry a version here from somewhere else, in the caller's thread."""
         with self._writing:
-            return self.target.carry(version, load)
+            return self.target.carry(version, load, last=last)
 
     def finish(self) -> None:
         """Carry what waits, then end."""
@@ -71,7 +72,7 @@ class Follower:
         while (version := self._next()) is not None:
             try:
                 with self._writing:
-                    self.target.carry(version, lambda version=version: self._load(version))  # type: ignore[misc]
+                    self.target.carry(version, partial(self._load, version), last=self._ending)
             except TierFailed as error:
                 self.failure = error
                 return

@@ -181,6 +181,7 @@ class Tier:
         """The run's checkpoint of a version, if it is committed here. Raises StoreError."""
         try:
             checkpoint = self.read(version)
+            checkpoint.check_sizes()
         except Unreadable:
             return None
         return checkpoint if self._is_mine(checkpoint) else None

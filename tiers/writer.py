@@ -99,14 +99,16 @@ class Writer:
             return self.open().get(version)
         return None
 
-    def carry(self, version: Version, load: Load, spared: Callable[[], set[Version]] = set) -> bool:
+    def carry(
+        self, version: Version, load: Load, spared: Callable[[], set[Version]] = set, *, last: bool = False
+    ) -> bool:
         """Commit one version and prune; False (and an event) when that failed or the tier is not tried now.
 
-        Raises TierFailed when the spec wants the run stopped then.
+        The `last` one is tried whatever has failed before. Raises TierFailed when the spec wants the run stopped then.
         """
         if self.closed:
             return False
-        if not self.health.ready(time.monotonic()):
+        if not last and not self.health.ready(time.monotonic()):
             self.health.passed_over()
             self._skipped(version, "the tier failed before and is not tried again yet", self.health.left_out)
             return False

@@ -239,6 +239,19 @@ def test_a_drainer_that_starts_again_takes_up_what_was_on_its_way(place: Place) 
     work.drain_pending()
 
 
+def test_the_last_step_is_tried_whatever_failed_before(place: Place) -> None:
+    work = drainer(place)
+    work.start()
+    snapshot(place.memory, 10, drain=True)
+    with failing(lambda name, where: "/far" in where):
+        assert work.drain(Version(1, 10))
+        wait_for(lambda: work.follower is not None and not work.follower.spared())
+    snapshot(place.memory, 20, slot=1, drain=True)
+    work.drain_pending()
+    assert far(place) == [20]
+    assert [event["step"] for event in events(place, "skipped")] == [10]
+
+
 def test_both_tiers_failing_leaves_the_memory_alone(place: Place) -> None:
     work = drainer(place)
     work.start()
