@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .digest import digest, state_digest
+from .digest import digest
 from .jsonfile import Unreadable
 from .layout import Version
 from .manifest import Manifest
@@ -223,25 +223,6 @@ def verify(opened: Opened) -> None:
     """Read and check every byte; raises Unreadable."""
     for content in contents(opened):
         content.data.release()
-
-
-def digest_of(opened: Opened) -> str:
-    """The state digest of a checkpoint: whole tensors by their stored digest, divided ones by reading them."""
-    whole: dict[str, tuple[str, str, tuple[int, ...], str]] = {}
-    divided: dict[str, list[tuple[int, bytes]]] = {}
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for content in contents(opened):
-        if not content.is_state:
-            continue
-        if content.shape == content.global_shape:
-            whole[content.name] = (content.name, content.dtype, content.global_shape, digest(content.data))
-        else:
-            shapes[content.name] = (content.dtype, content.global_shape)
-            divided.setdefault(content.name, []).append((content.start, bytes(content.data)))
-    for name, parts in divided.items():
-        data = b"".join(part for _, part in sorted(parts))
-        whole[name] = (name, *shapes[name], digest(data))
-    return state_digest(whole.values())
 
 
 def entries_of(opened: Opened) -> Iterator[Entry]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from tests.cli.checkpoints import Ended, Run, dtrain, flip
-from tests.tiers.build import RUN_ID, TENSORS
+from tests.tiers.build import RUN_ID, TENSORS, digest_of
 
 from dtrain.cli.difference import changes
 from dtrain.tiers.jsonfile import dumps, read, replace
 from dtrain.tiers.layout import Version
 from dtrain.tiers.manifest import Manifest
-from dtrain.tiers.recovery import digest_of, find, open_candidate
+from dtrain.tiers.recovery import find, open_candidate
 from dtrain.tiers.shardfile import ShardReader
 
 

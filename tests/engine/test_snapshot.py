@@ -19,6 +19,7 @@ from tests.engine.build import (
     update,
 )
 from tests.engine.conftest import MakeRanks
+from tests.tiers.build import digest_of
 from torch import nn
 
 from dtrain.engine.copier import HostMover, Item
@@ -28,7 +29,7 @@ from dtrain.engine.state import StateError, TrainState, infos, tensor_bytes
 from dtrain.specs.models import Sgd
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import SLOTS, MemoryDir
-from dtrain.tiers.recovery import contents, digest_of, open_candidate, verify
+from dtrain.tiers.recovery import contents, open_candidate, verify
 from dtrain.tiers.shardfile import ShardReader
 
 

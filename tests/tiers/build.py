@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 from dtrain.planners.shards import TensorInfo, divide
-from dtrain.tiers.digest import digest
+from dtrain.tiers.digest import digest, state_digest
 from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, replace
 from dtrain.tiers.layout import RunDir
 from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
+from dtrain.tiers.recovery import Opened, contents
 from dtrain.tiers.shardfile import Entry, Shard
 from dtrain.tiers.tier import disk_tier
 
@@ -87,3 +88,22 @@ class Place:
     def tree(self) -> list[str]:
         """Names of everything in the disk tier."""
         return sorted(set(os.listdir(self.root)) - {".fence"}) if self.root.is_dir() else []
+
+
+def digest_of(opened: Opened) -> str:
+    """The state digest of a checkpoint, worked out the plain way: everything in memory at once."""
+    whole: dict[str, tuple[str, str, tuple[int, ...], str]] = {}
+    divided: dict[str, list[tuple[int, bytes]]] = {}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for content in contents(opened):
+        if not content.is_state:
+            continue
+        if content.shape == content.global_shape:
+            whole[content.name] = (content.name, content.dtype, content.global_shape, digest(content.data))
+        else:
+            shapes[content.name] = (content.dtype, content.global_shape)
+            divided.setdefault(content.name, []).append((content.start, bytes(content.data)))
+    for name, parts in divided.items():
+        data = b"".join(part for _, part in sorted(parts))
+        whole[name] = (name, *shapes[name], digest(data))
+    return state_digest(whole.values())

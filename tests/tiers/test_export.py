@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors import deserialize, safe_open
 from tests.tiers import build
-from tests.tiers.build import TENSORS, Place, value_of
+from tests.tiers.build import TENSORS, Place, digest_of, value_of
 
 from dtrain.planners.shards import TensorInfo
 from dtrain.tiers import export as room
@@ -21,7 +21,7 @@ from dtrain.tiers import faults
 from dtrain.tiers.export import INDEX, NOTE, SINGLE, Exported, export, plan
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.lock import FolderLock, Locked
-from dtrain.tiers.recovery import Content, digest_of, find, in_memory, open_candidate
+from dtrain.tiers.recovery import Content, find, in_memory, open_candidate
 from dtrain.tiers.whole import Facts, StateHash, facts_of
 
 BIG = 2**40
