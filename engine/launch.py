@@ -275,7 +275,7 @@ class Launcher:
             with contextlib.suppress(OSError):
                 if wanted is None:
                     stored |= {checkpoint.version for checkpoint in tier.scan()[0]}
-                elif tier.get(wanted) is not None:
+                elif tier.holds(wanted):
                     return {wanted}
         return stored
 
@@ -283,7 +283,7 @@ class Launcher:
         """The fastest of the slower tiers that has a version."""
         for tier in self.tiers:
             with contextlib.suppress(OSError):
-                if tier.get(version) is not None:
+                if tier.holds(version):
                     return tier.name
         return self.tiers[0].name
 

@@ -61,7 +61,7 @@ def clean(store: Store, note: str) -> bool:
     if folder is None:
         return False
     if INTENT in store.files(note):
-        if MANIFEST in store.files(folder):
+        if _has_manifest(store, folder):
             store.delete(folder, [name for name in ours(store, folder) if files.final_name(name) != name])
             store.sync(folder)  # who gave the manifest its name may have died before that was durable
         else:
@@ -93,6 +93,17 @@ def _empty(store: Store, folder: str) -> None:
     store.delete(folder, ours(store, folder))
     _sync(store, folder)
     store.sync()
+
+
+def _has_manifest(store: Store, folder: str) -> bool:
+    """By reading, not by listing: listings may be late."""
+    try:
+        store.read(folder, MANIFEST, 0)
+    except Unreadable:
+        return True  # it is longer than nothing
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _sync(store: Store, folder: str) -> None:
@@ -183,7 +194,8 @@ class ByManifest:
         faults.point("drain.rename", version.step)
         check()
         self.store.create(version.dirname, MANIFEST, manifest)
-        self.store.delete(staging_name(version.dirname), [INTENT])
+        with contextlib.suppress(OSError):  # it is committed, and a note beside a manifest means nothing
+            self.store.delete(staging_name(version.dirname), [INTENT])
 
     def abandon(self, version: Version) -> None:
         """Files first, the note last; nothing when the note is that of somebody who has taken the place over."""

@@ -174,7 +174,7 @@ class Drainer:
     def _has(self, version: Version) -> bool:
         assert self.first is not None
         writers = [self.first] if self.follower is None else [self.first, self.follower.target]
-        return any(writer.get(version) is not None for writer in writers)
+        return any(writer.holds(version) for writer in writers)
 
     def _release(self, records: list[SlotRecord]) -> None:
         slots = {(slot.rank, slot.index): slot for slot in self.memory.pending()}

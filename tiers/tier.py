@@ -181,10 +181,20 @@ class Tier:
         """The run's checkpoint of a version, if it is committed here. Raises StoreError."""
         try:
             checkpoint = self.read(version)
-            checkpoint.check_sizes()
         except Unreadable:
             return None
         return checkpoint if self._is_mine(checkpoint) else None
+
+    def holds(self, version: Version) -> bool:
+        """Tell whether a version is committed here with all its files: what it was made from may go. Raises OSError."""
+        checkpoint = self.get(version)
+        if checkpoint is None:
+            return False
+        try:
+            checkpoint.check_sizes()
+        except Unreadable:
+            return False
+        return True
 
     def newest(self) -> Version | None:
         """The newest version committed here."""

@@ -93,6 +93,12 @@ class Writer:
                 self._tier.fence.release()
             self._tier = None
 
+    def holds(self, version: Version) -> bool:
+        """Tell whether a version is committed here whole; False too when the tier cannot be read."""
+        with contextlib.suppress(OSError, Taken):
+            return self.open().holds(version)
+        return False
+
     def get(self, version: Version) -> Checkpoint | None:
         """A version that is committed here; None too when the tier cannot be read."""
         with contextlib.suppress(OSError, Taken):
