@@ -56,7 +56,7 @@ def sync_dir(path: Path) -> None:
 def read(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read a JSON object; raises Unreadable with the reason."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:

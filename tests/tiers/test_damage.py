@@ -1,0 +1,220 @@
+"""Whatever lies where a checkpoint should: refused with a reason, soon, and nothing else is touched."""
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.tiers.build import Place, shard_of
+
+from dtrain.tiers.digest import digest
+from dtrain.tiers.jsonfile import Unreadable, dumps
+from dtrain.tiers.layout import MANIFEST, Version
+from dtrain.tiers.manifest import parse_manifest
+from dtrain.tiers.recovery import find, open_candidate, verify
+from dtrain.tiers.shardfile import MAX_HEADER, PAGE, ShardReader, parse_header
+
+FOLDER = Version(1, 2).dirname
+RANK = "rank-00000.safetensors"
+
+
+def resumed(place: Place) -> tuple[list[int], list[str]]:
+    """Steps whose every byte reads, and what is said of the others."""
+    found = find(None, [place.disk])
+    steps, said = [], [bad.reason for bad in found.rejected]
+    for candidate in found.candidates:
+        try:
+            verify(open_candidate(candidate))
+            steps.append(candidate.version.step)
+        except Unreadable as error:
+            said.append(str(error))
+    return steps, said
+
+
+def refused(place: Place) -> str:
+    """Only the older checkpoint is used, and one reason is given."""
+    steps, said = resumed(place)
+    assert steps == [1]
+    (reason,) = said
+    return reason
+
+
+@pytest.fixture
+def newer(place: Place) -> Path:
+    place.store(1)
+    return place.store(2)
+
+
+def test_every_cut_around_a_page_is_noticed(place: Place, newer: Path) -> None:
+    for file in sorted(newer.iterdir()):
+        whole = file.read_bytes()
+        pages = range(0, len(whole) + 1, PAGE)
+        for size in sorted({at + by for at in pages for by in (-1, 0, 1)} | {len(whole) - 1}):
+            if 0 <= size < len(whole):
+                file.write_bytes(whole[:size])
+                assert file.name in refused(place)
+        for tail in (b"\0", bytes(PAGE)):
+            file.write_bytes(whole + tail)
+            assert resumed(place)[0] == [1]
+        file.write_bytes(whole)
+
+
+def test_zeroed_pages_are_noticed(place: Place, newer: Path) -> None:
+    for file in sorted(newer.iterdir()):
+        whole = file.read_bytes()
+        for at in range(0, len(whole), PAGE):
+            page = whole[at : at + PAGE]
+            if any(page):
+                file.write_bytes(whole[:at] + bytes(len(page)) + whole[at + len(page) :])
+                assert resumed(place)[0] == [1], f"{file.name} at {at}"
+        file.write_bytes(whole)
+
+
+def test_shards_that_have_changed_places_are_noticed(place: Place, newer: Path) -> None:
+    first, second = newer / RANK, newer / "rank-00001.safetensors"
+    first.rename(newer / "x")
+    second.rename(first)
+    (newer / "x").rename(second)
+    refused(place)
+
+
+def as_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def as_link(path: Path) -> None:
+    outside = path.parents[2] / "outside"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, RANK])
+@pytest.mark.parametrize("change", [as_fifo, as_folder, as_link])
+def test_what_is_no_plain_file_is_not_read(
+    place: Place, newer: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    change(newer / name)
+    assert name in refused(place)
+
+
+def test_a_folder_that_is_a_link_is_no_checkpoint(place: Place, newer: Path) -> None:
+    outside = place.run.root / "outside"
+    shutil.move(newer, outside)
+    newer.symlink_to(outside)
+    assert resumed(place) == ([1], [])
+    place.disk.remove_leftovers()
+    assert (outside / MANIFEST).exists()
+
+
+def with_digest(body: Any) -> bytes:
+    return dumps({**body, "digest": digest(dumps(body))})
+
+
+@pytest.fixture(scope="module")
+def body(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A manifest that is right."""
+    found: dict[str, Any] = json.loads((Place(tmp_path_factory.mktemp("whole")).store(2) / MANIFEST).read_bytes())
+    del found["digest"]
+    return found
+
+
+def test_the_manifest_itself_is_right(body: dict[str, Any]) -> None:
+    assert parse_manifest(with_digest(body), FOLDER, "x").version == Version(1, 2)
+
+
+NAMES = ["../x", "/etc/passwd", "a/b", "", ".", "..", "A", "x" * 65, "a\0b", "a\nb", "-x", ".hidden"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_from_a_manifest_is_never_a_path(body: dict[str, Any], name: str) -> None:
+    changed = copy.deepcopy(body)
+    changed["files"][name] = changed["files"].pop(RANK)
+    with pytest.raises(Unreadable):
+        parse_manifest(with_digest(changed), FOLDER, "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"null", b"1", b'"x"', b"{}", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000,
+        b"NaN", b'{"digest":"x"}', b'{"digest":null,"files":{}}', b"\0" * 4096, b"9" * 5000,
+    ],
+)  # fmt: skip
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        parse_manifest(data, FOLDER, "x")
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5),
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from([-1, 2**40, 2**63, 10**30, 0.5, "../x", [[]], {"a": {}}]),
+)  # fmt: skip
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, item in items for deeper in paths_of(item, (*path, key)))]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_wrong_kind_anywhere_in_a_manifest_is_refused_or_read_as_it_is(
+    body: dict[str, Any], data: st.DataObject
+) -> None:
+    path = data.draw(st.sampled_from([found for found in paths_of(body) if found]))
+    changed = copy.deepcopy(body)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = data.draw(ODD)
+    with contextlib.suppress(Unreadable):
+        parse_manifest(with_digest(changed), FOLDER, "x")
+
+
+HEADER = shard_of(0, 2).header()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_wrong_kind_anywhere_in_a_header_is_refused_or_read_as_it_is(data: st.DataObject) -> None:
+    table = json.loads(HEADER[8:])
+    table["__metadata__"]["rows"] = json.loads(table["__metadata__"]["rows"])
+    path = data.draw(st.sampled_from([found for found in paths_of(table) if found]))
+    inner = table
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = data.draw(ODD)
+    if isinstance(table["__metadata__"], dict) and path[:2] != ("__metadata__", "rows"):
+        table["__metadata__"]["rows"] = json.dumps(table["__metadata__"].get("rows"))
+    with contextlib.suppress(Unreadable):
+        parse_header(json.dumps(table).encode(), "x")
+
+
+@pytest.mark.parametrize("length", [0, 1, MAX_HEADER + 1, 2**40, 2**63, 2**64 - 1])
+def test_a_header_s_length_is_checked_before_it_is_believed(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(length.to_bytes(8, "little") + HEADER[8:] + bytes(5000))
+    with pytest.raises(Unreadable):
+        ShardReader(path)
+
+
+def test_a_manifest_that_is_too_large_is_not_parsed(place: Place, newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtrain.tiers.tier.MAX_BYTES", 100)
+    steps, said = resumed(place)
+    assert steps == []
+    assert all("larger than 100 bytes" in reason for reason in said)

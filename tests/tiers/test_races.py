@@ -1,0 +1,196 @@
+"""Two who want the same thing at the same time: one gets it, the other is told who has it."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.tiers.build import RUN_ID, Place, snapshot
+
+from dtrain.tiers import faults
+from dtrain.tiers.fence import Fenced, claim
+from dtrain.tiers.gather import gather
+from dtrain.tiers.layout import Version
+from dtrain.tiers.lock import FileLock, Locked
+from dtrain.tiers.retention import Rule
+from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.tier import Tier, disk_tier, open_tier
+
+RACES = 100
+
+
+def say(to: int, words: str) -> None:
+    os.write(to, words.encode() + b"\n")
+
+
+class Racers:
+    """Forked processes that all begin at the same moment, and what each of them says."""
+
+    def __init__(self, work: Callable[[Callable[[str], None]], None], count: int) -> None:
+        self.gate, opener = os.pipe()
+        self.saying: list[int] = []
+        self.pids: list[int] = []
+        for _ in range(count):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.read(self.gate, 1)
+                    work(partial(say, writing))
+                    signal.pause()
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            self.saying.append(reading)
+            self.pids.append(pid)
+        os.write(opener, b"x" * count)
+        os.close(opener)
+
+    def said(self) -> list[str]:
+        return [os.read(reading, 4096).decode().strip() for reading in self.saying]
+
+    def end(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for descriptor in (*self.saying, self.gate):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def race() -> Iterator[Callable[..., list[str]]]:
+    running: list[Racers] = []
+
+    def start(work: Callable[[Callable[[str], None]], None], count: int) -> list[str]:
+        running.append(Racers(work, count))
+        return running[-1].said()
+
+    yield start
+    for racers in running:
+        racers.end()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_row_102_of_those_who_start_one_run_at_once_one_wins_and_the_others_learn_who(
+    tmp_path: Path, count: int
+) -> None:
+    for number in range(RACES // 2):
+        path = tmp_path / f"lock-{number}"
+
+        def work(say: Callable[[str], None], path: Path = path) -> None:
+            begun = time.monotonic()
+            try:
+                with FileLock(path):
+                    say(f"won {os.getpid()}")
+                    signal.pause()
+            except Locked as error:
+                say(f"lost after {time.monotonic() - begun:.3f}: {error}")
+
+        racers = Racers(work, count)
+        said = racers.said()
+        winners = [words for words in said if words.startswith("won")]
+        losers = [words for words in said if words.startswith("lost")]
+        assert (len(winners), len(losers)) == (1, count - 1), said
+        for words in losers:
+            assert float(words.split()[2].rstrip(":")) < 2
+        time.sleep(0.001)
+        with pytest.raises(Locked) as told:
+            FileLock(path).__enter__()
+        pid = winners[0].split()[1]
+        assert f"process {pid} on {socket.gethostname()} since 20" in str(told.value)
+        racers.end()
+        with FileLock(path):
+            pass  # what the dead held is free
+
+
+def test_of_those_who_want_one_folder_one_wins(tmp_path: Path, race: Callable[..., list[str]]) -> None:
+    for number in range(20):
+        tier = disk_tier(tmp_path / f"folder-{number}", RUN_ID)
+
+        def work(say: Callable[[str], None], tier: Tier = tier) -> None:
+            try:
+                with tier.lock():
+                    say("won")
+                    signal.pause()
+            except Locked:
+                say("lost")
+
+        assert sorted(race(work, 3)) == ["lost", "lost", "won"]
+
+
+@pytest.mark.parametrize("commit", ["rename", "manifest"])
+def test_every_claim_has_a_number_of_its_own_and_the_last_one_stands(
+    tmp_path: Path, commit: str, race: Callable[..., list[str]]
+) -> None:
+    for number in range(20):
+        store = open_tier(StorePlace("disk", str(tmp_path / str(number)), {"commit": commit}), RUN_ID).store
+
+        def work(say: Callable[[str], None]) -> None:
+            fence = claim(store, RUN_ID)  # noqa: B023
+            say(f"{fence.epoch}")
+
+        epochs = sorted(int(words) for words in race(work, 3))
+        assert len(set(epochs)) == 3
+        assert claim(store, RUN_ID).epoch > epochs[-1]
+
+
+@pytest.mark.parametrize("commit", ["rename", "manifest"])
+@pytest.mark.parametrize("moment", ["disk.create", "disk.write", "disk.sync"])
+def test_who_was_asleep_while_another_took_over_neither_commits_nor_deletes(
+    place: Place, commit: str, moment: str
+) -> None:
+    where = StorePlace("disk", str(place.root), {"commit": commit})
+    old = open_tier(where, RUN_ID).fenced()
+    for step in (1, 2):
+        snapshot(place.memory, step)
+        old.write(*gather(place.memory, place.memory.whole()[Version(1, step)]))
+    snapshot(place.memory, 3)
+    asleep: list[Tier] = []
+
+    def sleep(name: str, path: str, detail: object) -> None:
+        if name == moment and "rank-" in path and not asleep:
+            asleep.append(open_tier(where, RUN_ID).fenced())  # meanwhile
+
+    before = faults.watch(sleep)
+    try:
+        with pytest.raises(Fenced, match="taken over"):
+            old.write(*gather(place.memory, place.memory.whole()[Version(1, 3)]))
+    finally:
+        faults.watch(before)
+    with pytest.raises(Fenced):
+        old.prune(Rule(1), {Version(1, 2)})
+    assert [checkpoint.version.step for checkpoint in asleep[0].scan()[0]] == [1, 2]
+    asleep[0].write(*gather(place.memory, place.memory.whole()[Version(1, 3)]))
+    asleep[0].prune(Rule(1))
+    assert place.tree() == [Version(1, 3).dirname]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_row_29_the_umask_alone_decides_who_may_read(place: Place, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = place.store(1)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_row_31_temporary_files_lie_beside_their_target(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/nowhere/at/all")
+    place.store(1)
+
+
+def test_row_34_a_run_that_was_moved_or_is_behind_a_link_is_the_same(place: Place, tmp_path: Path) -> None:
+    place.store(1)
+    moved = tmp_path / "ünusual name [1]"
+    place.run.root.rename(moved)
+    (tmp_path / "link").symlink_to(moved)
+    for root in (moved, tmp_path / "link"):
+        (checkpoint,) = disk_tier(root / "checkpoints", RUN_ID).scan()[0]
+        checkpoint.check_bytes()
+    assert not [path for path in moved.rglob("*") if path.is_symlink()], "no links in the format"
