@@ -16,7 +16,8 @@ demo: $(VENV)/.installed
 	$(BIN)/dtrain run $(SPEC)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/job
+	$(BIN)/python -m pytest tests/job
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -5,46 +5,53 @@ from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_ste
 
 from dtrain.tiers.faults import POINTS, fail_at
 
-# Which rank, which step: first and middle steps, the step before and after a disk checkpoint, the last step.
-CASES = {
-    "worker.start": (0, None),
-    "restore.before": (1, None),
-    "step.start": (0, 1),
-    "copy.begin": (1, 5),
-    "copy.slice": (0, 6),
-    "copy.record": (1, 6),
-    "copy.committed": (0, 7),
-    "window.forward": (1, 8),
-    "window.backward": (0, 8),
-    "update.before": (1, 9),
-    "update.after": (0, STEPS),
-    "drain.begin": (None, 3),
-    "drain.file": (None, 6),
-    "drain.manifest": (None, 6),
-    "drain.rename": (None, 9),
-    "drain.committed": (None, STEPS),
-    "prune.renamed": (None, None),
+# Several deaths in one run, an attempt each: point, rank, step. First and middle steps, the step before and after a
+# disk checkpoint, the last step.
+WORKERS = {
+    "before the first step": [("worker.start", 0, None), ("step.start", 0, 1), ("restore.before", 1, None)],
+    "around the copy": [("copy.begin", 1, 5), ("copy.slice", 0, 6), ("copy.committed", 0, 8)],
+    "in the windows": [("copy.record", 1, 4), ("window.forward", 1, 7), ("window.backward", 0, 9)],
+    "around the update": [("update.before", 1, 9), ("update.after", 0, STEPS), ("restore.after", 0, None)],
 }
-ONLY_ON_RESTART = {"restore.after"}
+DRAINER = [
+    ("drain.begin", 3),
+    ("drain.committed", 3),
+    ("drain.file", 6),
+    ("drain.manifest", 6),
+    ("drain.rename", 9),
+    ("prune.renamed", None),
+]
 
 
 def test_every_fault_point_has_a_case() -> None:
-    assert CASES.keys() | ONLY_ON_RESTART == POINTS.keys()
+    cases = {point for deaths in WORKERS.values() for point, _, _ in deaths} | {point for point, _ in DRAINER}
+    assert cases == POINTS.keys()
 
 
-@pytest.mark.parametrize("point", CASES)
-def test_killed_at(point: str, job: Job, oracle: Job) -> None:
-    rank, step = CASES[point]
-    ended = job.do("run", "spec.yaml", fault=fail_at(rank, step, point))
+@pytest.mark.parametrize("where", WORKERS)
+def test_a_worker_killed_again_and_again(where: str, job: Job, oracle: Job) -> None:
+    deaths = WORKERS[where]
+    faults = [fail_at(rank, step, point, attempt=1 + at) for at, (point, rank, step) in enumerate(deaths)]
+    ended = job.do("run", "spec.yaml", fault=";".join(faults))
     assert ended.code == 0, ended.said
     assert_same(job, oracle)
-    faults = job.events("fault")
-    if point.startswith(("drain", "prune")):
-        assert all(fault["kind"] == "drainer" for fault in faults), "training never noticed"
-    else:
-        assert [(fault["kind"], fault["rank"]) for fault in faults] == [("killed", rank)]
-        repeated = [e["step"] for e in job.events("restored")]
-        assert all(step is not None and step - at <= 3 for at in repeated), "at most two steps are repeated"
+    told = job.events("fault")
+    assert [(fault["kind"], fault["rank"]) for fault in told] == [("killed", rank) for _, rank, _ in deaths]
+    last = {attempt: step for attempt, (_, _, step) in enumerate(deaths, 1) if step is not None}
+    for event in job.events("restored"):
+        reached = last.get(event["attempt"] - 1)
+        assert reached is None or reached - event["step"] <= 3, "at most two steps are repeated"
+    job.assert_nothing_left()
+
+
+def test_the_drainer_killed_again_and_again(job: Job, oracle: Job) -> None:
+    faults = [fail_at(None, step, point, attempt=1 + at) for at, (point, step) in enumerate(DRAINER)]
+    ended = job.do("run", "spec.yaml", fault=";".join(faults))
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    told = job.events("fault")
+    assert len(DRAINER) - 2 <= len(told) <= len(DRAINER), "the last ones may die after the last step"
+    assert all(fault["kind"] == "drainer" for fault in told), "training never noticed"
     job.assert_nothing_left()
 
 
