@@ -27,7 +27,8 @@ finally:
     sys.stderr.write('TORCH' if 'torch' in sys.modules else 'CLEAN')
 """
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 from dtrain.tiers import faults
 def slow(name, where, detail):
     if where.endswith('.safetensors'):
