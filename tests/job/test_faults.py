@@ -7,13 +7,13 @@ from dtrain.tiers.faults import POINTS, fail_at
 
 # Several deaths in one run, an attempt each: point, rank, step. First and middle steps, the step before and after a
 # disk checkpoint, the last step.
-WORKERS = {
+WORKERS: dict[str, list[tuple[str, int | None, int | None]]] = {
     "before the first step": [("worker.start", 0, None), ("step.start", 0, 1), ("restore.before", 1, None)],
     "around the copy": [("copy.begin", 1, 5), ("copy.slice", 0, 6), ("copy.committed", 0, 8)],
     "in the windows": [("copy.record", 1, 4), ("window.forward", 1, 7), ("window.backward", 0, 9)],
     "around the update": [("update.before", 1, 9), ("update.after", 0, STEPS), ("restore.after", 0, None)],
 }
-DRAINER = [
+DRAINER: list[tuple[str, int | None]] = [
     ("drain.begin", 3),
     ("drain.committed", 3),
     ("drain.file", 6),
