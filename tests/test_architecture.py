@@ -112,6 +112,8 @@ EXAMPLE = str(ROOT / "specs/examples/tiny-gpt.yaml")
         (("ls", "nowhere"), 2),
         (("inspect", "nowhere"), 2),
         (("verify", "nowhere"), 2),
+        (("prune", "nowhere"), 2),
+        (("export", "nowhere", "out"), 2),
         (("run", "nowhere.yaml"), 78),
         (("resume", "nowhere"), 78),
     ],

@@ -115,9 +115,16 @@ def _entry(name: str, info: dict[str, Any], rows: list[Any], position: int) -> E
     start, whole = rows
     shape, global_shape = _shape(name, info["shape"]), _shape(name, whole)
     _shape(name, [start])
+    if shape != global_shape and not _is_part(shape, start, global_shape):
+        raise ValueError(f"tensor {name!r} is no part of {list(global_shape)}")
     if end - begin != math.prod(shape) * DTYPE_BYTES[info["dtype"]]:
         raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
     return Entry(name, info["dtype"], shape, start, global_shape, end - begin)
+
+
+def _is_part(shape: tuple[int, ...], start: int, whole: tuple[int, ...]) -> bool:
+    """Tell whether a piece is some rows of the whole tensor."""
+    return 0 < len(shape) == len(whole) and shape[1:] == whole[1:] and start + shape[0] <= whole[0]
 
 
 def _shape(name: str, sizes: object) -> tuple[int, ...]:

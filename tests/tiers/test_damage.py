@@ -186,7 +186,118 @@ def test_a_wrong_kind_anywhere_in_a_manifest_is_refused_or_read_as_it_is(
         parse_manifest(with_digest(changed), FOLDER, "x")
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_wrong_kind_in_a_manifest_that_passes_ends_no_resume(
+    body: dict[str, Any], data: st.DataObject, place: Place
+) -> None:
+    """What it is read as is compared with the files: the newer one is whole and right, or named and passed over."""
+    folder = place.root / FOLDER
+    if not folder.exists():
+        place.store(1)
+        place.store(2)
+    path = data.draw(st.sampled_from([found for found in paths_of(body) if found and found != ("run_id",)]))
+    (folder / MANIFEST).write_bytes(with_digest(changed_at(body, path, data.draw(ODD))))
+    steps, said = resumed(place)
+    assert steps[-1] == 1
+    assert (len(steps), len(said)) in ((1, 1), (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("step",), 2.0), (("step",), "2"), (("attempt",), True), (("world",), 2.0), (("world",), 2**62),
+        (("files", RANK, "bytes"), -1), (("files", RANK, "bytes"), 1.5), (("files", RANK, "bytes"), True),
+        (("files", RANK, "bytes"), 2**70), (("files", RANK, "digest"), None), (("files", RANK, "header_digest"), "x"),
+        (("files",), []), (("rng",), []), (("rng", "0", "file"), "../../x"), (("rng", "0", "tensors"), ["rng.python"]),
+        (("tensors",), [[]]), (("tensors", "model.a", "shape"), [37.0, 50]),
+        (("tensors", "model.a", "shape"), [-37, -50]),
+        (("tensors", "model.a", "shape"), [True, 50]), (("tensors", "model.a", "shape"), [2**80, 50]),
+        (("tensors", "model.a", "shape"), [1] * 1000), (("tensors", "model.a", "pieces"), {}),
+        (("tensors", "model.a", "pieces", 0, "file"), "/etc/passwd"),
+        (("tensors", "model.a", "pieces", 0, "digest"), 7),
+        (("tensors", "model.a", "pieces", 0, "offset"), [0.0, 0]), (("data", "samples"), -1),
+        (("data", "samples"), False),
+        (("data",), None), (("format",), "dtrain-checkpoint-2"), (("run_id",), {}),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(Unreadable):
+        parse_manifest(with_digest(changed_at(body, path, value)), FOLDER, "x")
+
+
+def changed_at(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    changed: Any = copy.deepcopy(body)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    found: dict[str, Any] = changed
+    return found
+
+
+def test_a_key_that_is_there_twice_is_refused(body: dict[str, Any]) -> None:
+    text = b'{"step":3,' + dumps(body)[1:]  # the last one of two would be taken, without a word
+    for data in (b'{"digest":"' + digest(text).encode() + b'",' + text[1:], text):
+        with pytest.raises(Unreadable):
+            parse_manifest(data, FOLDER, "x")
+
+
+@pytest.mark.parametrize(
+    "bomb", [b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b'{"files":' + b"[" * 50_000 + b"]" * 50_000 + b"}"]
+)
+def test_deep_nesting_under_a_right_digest_is_refused(bomb: bytes) -> None:
+    with pytest.raises(Unreadable):
+        parse_manifest(b'{"digest":"' + digest(bomb).encode() + b'",' + bomb[1:], FOLDER, "x")
+
+
+def test_files_of_another_step_are_noticed(place: Place, newer: Path) -> None:
+    for name in (RANK, MANIFEST):
+        older = place.root / Version(1, 1).dirname / name
+        whole = (newer / name).read_bytes()
+        shutil.copyfile(older, newer / name)
+        refused(place)
+        (newer / name).write_bytes(whole)
+
+
 HEADER = shard_of(0, 2).header()
+
+
+@pytest.mark.parametrize(
+    "sizes", [[0.5, 8], [-2, -2], [True, 4], [2**62, 2**62], [10**400, 1.5], ["4"], 4, None, [1] * 1000, [[4]]]
+)
+@pytest.mark.parametrize("key", ["shape", "rows"])
+def test_a_header_with_a_shape_that_cannot_be_is_refused(key: str, sizes: object) -> None:
+    rows = [0, sizes if key == "rows" else [4]]
+    table = {
+        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", "rows": json.dumps({"a": rows})},
+        "a": {"dtype": "F32", "shape": sizes if key == "shape" else [4], "data_offsets": [0, 16]},
+    }
+    with pytest.raises(Unreadable):
+        parse_header(json.dumps(table).encode(), "x")
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2**40], [0.0, 16.0], [False, 16], [-16, 0], [16, 0], ["", ""], [0], [0, 16, 32], None]
+)
+def test_a_header_whose_bytes_cannot_be_is_refused(tmp_path: Path, offsets: object) -> None:
+    table = {
+        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", "rows": json.dumps({"a": [0, [4]]})},
+        "a": {"dtype": "F32", "shape": [4], "data_offsets": offsets},
+    }
+    text = json.dumps(table).encode()
+    path = tmp_path / "shard"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(Unreadable):
+        ShardReader(path)
+
+
+def test_a_header_that_claims_ten_million_entries_is_refused_unread(tmp_path: Path) -> None:
+    """It would be longer than the file: what is claimed is held against what is there first."""
+    path = tmp_path / "shard"
+    path.write_bytes((10**7 * 60).to_bytes(8, "little") + b'{"a":{},' * 1000)
+    with pytest.raises(Unreadable, match="longer than the file"):
+        ShardReader(path)
 
 
 @settings(max_examples=300, deadline=None)

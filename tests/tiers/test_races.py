@@ -14,7 +14,7 @@ from tests.tiers.build import RUN_ID, Place, snapshot
 from dtrain.tiers import faults
 from dtrain.tiers.fence import Fenced, claim
 from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import Version
+from dtrain.tiers.layout import MANIFEST, Version
 from dtrain.tiers.lock import FileLock, Locked
 from dtrain.tiers.retention import Rule
 from dtrain.tiers.store import Place as StorePlace
@@ -169,6 +169,86 @@ def test_who_was_asleep_while_another_took_over_neither_commits_nor_deletes(
     assert place.tree() == [Version(1, 3).dirname]
 
 
+def sleeper(place: Place, where: StorePlace, moment: str, file: str) -> tuple[int, int]:
+    """A process that is stopped in the middle of step 3; its pid, and the pipe through which it says how that ended."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            tier = open_tier(where, RUN_ID).fenced()
+            stopped: list[str] = []
+
+            def stop(name: str, path: str, detail: object) -> None:
+                if name == moment and file in path and not stopped:
+                    stopped.append(path)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+            faults.watch(stop)
+            try:
+                tier.write(*gather(place.memory, place.memory.whole()[Version(1, 3)]))
+                say(writing, "committed")
+            except Exception as error:
+                say(writing, type(error).__name__)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return pid, reading
+
+
+def woken(pid: int, reading: int) -> str:
+    os.kill(pid, signal.SIGCONT)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode().strip()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("commit", "file"),
+    [(commit, rank) for commit in ("rename", "manifest") for rank in ("rank-00000", "rank-00001")]
+    + [("rename", MANIFEST)],  # by manifest it has looked by then: that is the window of the next test
+)
+def test_a_process_stopped_while_the_next_one_saves_the_same_step_spoils_nothing(
+    place: Place, commit: str, file: str
+) -> None:
+    where = StorePlace("disk", str(place.root), {"commit": commit})
+    snapshot(place.memory, 3)
+    pid, reading = sleeper(place, where, "disk.create", file)
+    tier = open_tier(where, RUN_ID).fenced()
+    tier.remove_leftovers()
+    checkpoint = tier.write(*gather(place.memory, place.memory.whole()[Version(1, 3)]))
+    assert woken(pid, reading) in ("Fenced", "FileExistsError", "FileNotFoundError", "Unreadable")
+    checkpoint.check_sizes()
+    checkpoint.check_bytes()
+    tier.fenced().remove_leftovers()
+    assert place.tree() == [Version(1, 3).dirname]
+
+
+@pytest.mark.parametrize(
+    ("commit", "moment", "file"), [("rename", "disk.rename", ".tmp-"), ("manifest", "disk.link", MANIFEST)]
+)
+def test_what_slips_through_between_the_look_and_the_change_is_whole_and_older(
+    place: Place, commit: str, moment: str, file: str
+) -> None:
+    """The window: stopped right there, the older writer still commits, one whole checkpoint of its own attempt."""
+    where = StorePlace("disk", str(place.root), {"commit": commit})
+    snapshot(place.memory, 3)
+    pid, reading = sleeper(place, where, moment, file)
+    tier = open_tier(where, RUN_ID).fenced()
+    snapshot(place.memory, 2, slot=1, attempt=2)
+    tier.write(*gather(place.memory, place.memory.whole()[Version(2, 2)]))
+    assert woken(pid, reading) == "committed"
+    found = tier.scan()[0]
+    assert [checkpoint.version for checkpoint in found] == [Version(1, 3), Version(2, 2)]
+    for checkpoint in found:
+        checkpoint.check_bytes()
+    tier.prune(Rule(1))
+    tier.fenced().remove_leftovers()
+    assert place.tree() == [Version(2, 2).dirname]
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o007])
 def test_row_29_the_umask_alone_decides_who_may_read(place: Place, umask: int) -> None:
     before = os.umask(umask)
@@ -194,3 +274,15 @@ def test_row_34_a_run_that_was_moved_or_is_behind_a_link_is_the_same(place: Plac
         (checkpoint,) = disk_tier(root / "checkpoints", RUN_ID).scan()[0]
         checkpoint.check_bytes()
     assert not [path for path in moved.rglob("*") if path.is_symlink()], "no links in the format"
+
+
+@pytest.mark.parametrize("name", ["with a blank", "мой прогон", "n" * 200, "a\nb", "-rf", "~", "$HOME", "%s"])
+@pytest.mark.parametrize("commit", ["rename", "manifest"])
+def test_a_folder_of_any_name_holds_checkpoints(place: Place, commit: str, name: str) -> None:
+    tier = open_tier(
+        StorePlace("disk", str(place.run.root / name / "checkpoints"), {"commit": commit}), RUN_ID
+    ).fenced()
+    for step in (1, 2):
+        snapshot(place.memory, step)
+        tier.write(*gather(place.memory, place.memory.whole()[Version(1, step)])).check_bytes()
+    assert tier.prune(Rule(1)).removed == [Version(1, 1)]
