@@ -32,8 +32,10 @@ from dtrain.tiers.tier import Tier, open_tier
 Tree = dict[str, bytes | None]
 """Path → content of a file, None for a folder."""
 _ROOMS = ("tier", "commit", "fence", "directory", "copyfile", "files")
-MOST_SUBSETS = 2**9
-"""Of the changes of names that are under way at one moment, all subsets are tried up to this many."""
+ALL = 2**14
+"""Of the changes of names that are under way at one moment, all subsets are tried: there are never as many as this."""
+MANY = 2**9
+"""Where fsyncs are left out there are more: all subsets up to this many, then the likeliest."""
 
 
 class Snapshots:
@@ -196,10 +198,10 @@ class Disk:
         folder.pending.append(change)
         _apply(folder.names, change)
 
-    def states(self) -> Iterator[Tree]:
+    def states(self, most: int) -> Iterator[Tree]:
         """Every tree that may be found after a power cut now."""
         pending = [(number, index) for number, inode in enumerate(self.inodes) for index in range(len(inode.pending))]
-        for chosen in _subsets(pending):
+        for chosen in _subsets(pending, most):
             names = {number: dict(inode.durable) for number, inode in enumerate(self.inodes)}
             for number, index in chosen:
                 _apply(names[number], self.inodes[number].pending[index])
@@ -232,9 +234,10 @@ def _fates(content: bytes) -> set[bytes]:
     return {b"", content[: len(content) // 2], bytes(len(content)), content}
 
 
-def _subsets(pending: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+def _subsets(pending: Sequence[tuple[int, int]], most: int) -> Iterator[Sequence[tuple[int, int]]]:
     """All, in order; of very many: none, all, each alone, all but each, and each beginning."""
-    if 2 ** len(pending) <= MOST_SUBSETS:
+    assert most < ALL or 2 ** len(pending) <= ALL
+    if 2 ** len(pending) <= most:
         for size in range(len(pending) + 1):
             yield from itertools.combinations(pending, size)
         return
@@ -245,7 +248,7 @@ def _subsets(pending: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int,
 
 
 def states_of(
-    ops: Sequence[Op], top: Path, first: int = 0, seen: set[int] | None = None
+    ops: Sequence[Op], top: Path, first: int = 0, seen: set[int] | None = None, most: int = ALL
 ) -> Iterator[tuple[int, tuple[int, ...], Tree]]:
     """For a cut after each operation from `first` on: (operations done, steps reported by then, tree).
 
@@ -259,7 +262,7 @@ def states_of(
         if done < first:
             continue
         told = ops[done].told if done < len(ops) else ops[-1].told
-        for tree in disk.states():
+        for tree in disk.states(most):
             items = ((path, b"" if data and ".fence" in path else data) for path, data in tree.items())
             key = hash((told[-1:], frozenset(items)))
             if key not in seen:
