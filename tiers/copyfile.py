@@ -70,8 +70,9 @@ def _write_direct(
                     if error.errno == errno.EINVAL and position == 0:
                         return False
                     raise
-            if written == 0 or written % PAGE:
-                return False
+            written -= written % PAGE  # a short write is gone on with from a page on
+            if written == 0:
+                raise OSError(errno.EIO, "the disk took no bytes", str(target))
             position += written
             back.written(position)
             if told is not None:

@@ -11,6 +11,9 @@ from types import TracebackType
 
 from .jsonfile import Unreadable, dumps, read
 
+NAMING_S = 0.5
+"""Longest wait for a holder to write its name; one on another host, over a shared disk, is not looked up."""
+
 
 class Locked(Exception):
     """Somebody else holds the lock; the message names them."""
@@ -35,7 +38,7 @@ class FileLock:
             except OSError as error:
                 if time.monotonic() >= deadline:
                     os.close(descriptor)
-                    raise Locked(f"{self.path} is held by {self.holder()}") from error
+                    raise Locked(f"{self.path} is held by {self._holder_of_now()}") from error
                 time.sleep(0.05)
         self._descriptor = descriptor
         started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -48,6 +51,16 @@ class FileLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+    def _holder_of_now(self) -> str:
+        """The holder, once it has written its name: until then the file names nobody, or one who has died."""
+        deadline = time.monotonic() + NAMING_S
+        while time.monotonic() < deadline:
+            pid = self.holder_pid()
+            if pid is not None and Path(f"/proc/{pid}").exists():
+                break
+            time.sleep(0.01)
+        return self.holder()
 
     def holder(self) -> str:
         """Who wrote into the lock file last."""

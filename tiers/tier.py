@@ -113,7 +113,8 @@ class Tier:
         assert self.run_id is not None
         return Tier(self.place, self.store, self.run_id, claim(self.store, self.run_id))
 
-    def _check_fence(self) -> None:
+    def check_fence(self) -> None:
+        """Raise Fenced when somebody else has taken the place over. Raises OSError."""
         if self.fence is not None:
             self.fence.check()
 
@@ -211,7 +212,7 @@ class Tier:
         if (there := self.get(version)) is not None:
             self._settle(there, told)
             return there
-        self._check_fence()
+        self.check_fence()
         folder = self.commit.begin(version)
         try:
             faults.point("drain.begin", version.step)
@@ -236,7 +237,7 @@ class Tier:
         """Every file is there: make the folder that was begun a checkpoint."""
 
         def check() -> None:
-            self._check_fence()
+            self.check_fence()
             if self.store.renames:
                 self._check_staged(manifest)
 
@@ -290,7 +291,7 @@ class Tier:
         kept = rule.kept(mine)
         removed = [version for version in sorted(mine) if version not in kept and version not in spared]
         for version in [] if dry_run else removed:
-            self.commit.remove(version, self._check_fence)
+            self.commit.remove(version, self.check_fence)
         return Pruned(removed, sorted(mine.keys() - set(removed)), damaged)
 
     def remove_leftovers(self) -> list[str]:

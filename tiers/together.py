@@ -83,6 +83,7 @@ def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
 
 def _lead(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
     version = part.version
+    tier.check_fence()
     folder = tier.commit.begin(version)
     try:
         faults.point("drain.begin", version.step)

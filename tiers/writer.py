@@ -68,6 +68,7 @@ class Writer:
         self.health = Health()
         self.closed = False
         self.verified: set[Version] = set()
+        self._claimed: Tier | None = None
         self._tier: Tier | None = None
         self._needed = 0
 
@@ -81,17 +82,17 @@ class Writer:
         if self._tier is None:
             tier = open_tier(self.job.place, self.run_id, self.run.spool)
             if self.group.leads:
-                tier = tier.fenced()
+                tier = self._claimed = self._claimed or tier.fenced()
                 tier.remove_leftovers()
             self._tier = tier
         return self._tier
 
     def release(self) -> None:
         """Give the place back, as far as it lets us."""
-        if self._tier is not None and self._tier.fence is not None:
+        if self._claimed is not None and self._claimed.fence is not None:
             with contextlib.suppress(OSError, Unreadable):
-                self._tier.fence.release()
-            self._tier = None
+                self._claimed.fence.release()
+        self._claimed = self._tier = None
 
     def holds(self, version: Version) -> bool:
         """Tell whether a version is committed here whole; False too when the tier cannot be read."""

@@ -79,7 +79,7 @@ def test_row_102_of_those_who_start_one_run_at_once_one_wins_and_the_others_lear
     tmp_path: Path, count: int
 ) -> None:
     for number in range(RACES // 2):
-        path = tmp_path / f"lock-{number}"
+        path = tmp_path / f"lock-{number % 10}"  # also where one who is dead has left its name
 
         def work(say: Callable[[str], None], path: Path = path) -> None:
             begun = time.monotonic()
@@ -95,13 +95,10 @@ def test_row_102_of_those_who_start_one_run_at_once_one_wins_and_the_others_lear
         winners = [words for words in said if words.startswith("won")]
         losers = [words for words in said if words.startswith("lost")]
         assert (len(winners), len(losers)) == (1, count - 1), said
+        pid = winners[0].split()[1]
         for words in losers:
             assert float(words.split()[2].rstrip(":")) < 2
-        time.sleep(0.001)
-        with pytest.raises(Locked) as told:
-            FileLock(path).__enter__()
-        pid = winners[0].split()[1]
-        assert f"process {pid} on {socket.gethostname()} since 20" in str(told.value)
+            assert f"process {pid} on {socket.gethostname()} since 20" in words
         racers.end()
         with FileLock(path):
             pass  # what the dead held is free
