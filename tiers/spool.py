@@ -35,7 +35,7 @@ def _hold(copy: Path, lock: Path, fetch: Fetch) -> int:
     """Return a descriptor that holds the lock shared, with the copy there."""
     while True:
         with contextlib.suppress(FileNotFoundError):  # the folder went before the lock file was in it
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(copy.parent)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 if _try_alone(descriptor) and _has_name(descriptor, lock):
@@ -48,6 +48,15 @@ def _hold(copy: Path, lock: Path, fetch: Fetch) -> int:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, which others may make and remove meanwhile. Raises OSError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # it was there, and gone before anybody could see that it was a folder
+        if folder.exists() and not folder.is_dir():
+            raise
 
 
 def _make(copy: Path, lock: Path, fetch: Fetch) -> None:
