@@ -123,13 +123,12 @@ def _own_places(
     run: RunDir, spec: Spec, plan: Plan, run_id: str, console: Console, *, fresh: bool
 ) -> Iterator[MemoryDir]:
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
-    from ..engine.preflight import MissingResource, preflight, warnings
+    from ..engine.preflight import MissingResource, preflight
 
     _refuse_strangers(run, spec, run_id, console, fresh=fresh)
     with _own_disk(run, spec, run_id):
         try:
-            preflight(spec, plan, run, memory_dir(run))
-            for line in warnings(spec, plan, run):
+            for line in preflight(spec, plan, run, memory_dir(run)):
                 console.print(f"warning: {line}", highlight=False)
             memory = open_memory_dir(run, run_id)
         except (MissingResource, MemoryTierError) as error:

@@ -18,16 +18,16 @@ class MissingResource(Exception):
     """A device, memory or disk that the run needs is not there; the message says what and how much."""
 
 
-def preflight(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir) -> None:
-    """Raise MissingResource with everything that is missing, each with figures and a remedy."""
-    problems = [*_devices(spec), *_memory(spec, plan, memory), *check_room(spec, plan, run).problems]
+def preflight(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir) -> tuple[str, ...]:
+    """Raise MissingResource with everything that is missing, each with figures and a remedy.
+
+    Returns what will be missing before the run is over, though it can begin.
+    """
+    room = check_room(spec, plan, run)
+    problems = [*_devices(spec), *_memory(spec, plan, memory), *room.problems]
     if problems:
         raise MissingResource("\n".join(problems))
-
-
-def warnings(spec: Spec, plan: Plan, run: RunDir) -> tuple[str, ...]:
-    """Say what will be missing before the run is over, though it can begin."""
-    return check_room(spec, plan, run).warnings
+    return room.warnings
 
 
 def _devices(spec: Spec) -> Iterator[str]:

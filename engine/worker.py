@@ -57,8 +57,10 @@ class Worker:
     def train(self) -> NoReturn:
         """Join the others, continue from the newest whole step, train to the end or until told to stop."""
         context = join(self.spec, self.memory, self.stop)
-        slow = self.spec.slow_tiers[0].type if self.spec.slow_tiers else None
-        reporter = Reporter(self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow)
+        slow = self.spec.first_slow_tier
+        reporter = Reporter(
+            self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow.type if slow is not None else None
+        )
         parts = assemble(self.spec, context)
         restored = self._restore(parts, context, reporter)
         snapshots = self._snapshots(parts, context, restored)
@@ -110,7 +112,7 @@ class Worker:
         every = {tier.type: tier.every for tier in self.plan.tiers}
         if not every:
             return None
-        slow = self.spec.slow_tiers[0] if self.spec.slow_tiers else None
+        slow = self.spec.first_slow_tier
         return Snapshots(
             parts.state,
             self.memory,

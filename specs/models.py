@@ -349,3 +349,8 @@ class Spec(Block):
     def slow_tiers(self) -> list[DiskTier | ObjectTier]:
         """The tiers that the drainer fills, fastest first."""
         return [tier for tier in self.tiers if isinstance(tier, SlowTier)]
+
+    @property
+    def first_slow_tier(self) -> DiskTier | ObjectTier | None:
+        """The one that is filled from memory."""
+        return next(iter(self.slow_tiers), None)

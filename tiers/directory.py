@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from . import faults, files
@@ -14,7 +15,6 @@ from .copyfile import copy_durable, digest_uncached
 from .jsonfile import Unreadable
 from .store import Progress
 
-COMMITS = ("auto", "rename", "manifest")
 _NOT_ATOMIC = {"fuse", "fuseblk", "9p", "cifs", "smb3", "vfat", "exfat"}
 """Types of file systems where a rename of a folder may be copies and deletes, or may be seen half done."""
 
@@ -33,7 +33,7 @@ class DirectoryStore:
         """The folder."""
         return str(self.root)
 
-    @property
+    @cached_property
     def renames(self) -> bool:
         """A rename is one change, unless the spec or the kind of file system says that it may not be."""
         if self._commit == "auto":

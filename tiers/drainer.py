@@ -25,14 +25,14 @@ from typing import Any
 from ..specs.codes import Code
 from .fence import Taken
 from .follower import Follower
-from .gather import gather
+from .gather import Part, gather, gather_part
 from .heartbeat import end_group, read_heartbeats
 from .jsonfile import append_event, dumps, read
 from .layout import RunDir, Version
 from .lock import FileLock
 from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
-from .together import Group, Part, gather_part
+from .together import Group
 from .writer import TierFailed, TierJob, Writer, tier_job_from_json
 
 POLL_S = 0.05
@@ -78,22 +78,21 @@ class Drainer:
         self.first = writers[0] if writers else None
         # what follows is in a shared place already, so one node carries it on
         self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 and group.leads else None
+        self.writers = writers if group.leads else writers[:1]
 
     def start(self) -> None:
         """Claim the places, clear up what was left, and take up what the follower was at."""
-        for writer in (self.first, self.follower.target if self.follower is not None else None):
-            if writer is not None:
-                with contextlib.suppress(OSError, Taken):  # told of when there is something to write
-                    writer.open()
+        for writer in self.writers:
+            with contextlib.suppress(OSError, Taken):  # told of when there is something to write
+                writer.open()
         if self.follower is not None:
             self.follower.start()
             self._follow_newest(only_due=True)
 
     def release(self) -> None:
         """Give the places back."""
-        for writer in (self.first, self.follower.target if self.follower is not None else None):
-            if writer is not None:
-                writer.release()
+        for writer in self.writers:
+            writer.release()
 
     def next_version(self) -> Version | None:
         """The oldest version that every rank has pinned."""
@@ -172,9 +171,7 @@ class Drainer:
             self.memory.remove()
 
     def _has(self, version: Version) -> bool:
-        assert self.first is not None
-        writers = [self.first] if self.follower is None else [self.first, self.follower.target]
-        return any(writer.holds(version) for writer in writers)
+        return any(writer.holds(version) for writer in self.writers)
 
     def _release(self, records: list[SlotRecord]) -> None:
         slots = {(slot.rank, slot.index): slot for slot in self.memory.pending()}

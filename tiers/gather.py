@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from .jsonfile import Unreadable
-from .layout import shard_name
+from .layout import Version, shard_name
 from .manifest import Manifest, ShardFile, build
 from .memory import MemoryDir, SlotRecord
 from .shardfile import ShardReader
@@ -17,12 +19,38 @@ CHUNK = 2**20
 """Bytes hashed twice in a row, for the entry and for the file: few enough to stay in the processor's cache."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one node has of a checkpoint."""
+
+    version: Version
+    world: int
+    run_id: str
+    meta: dict[str, Any]
+    shards: tuple[ShardFile, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this node's files."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    def manifest(self, others: Iterable[ShardFile] = ()) -> Manifest:
+        """The manifest of the checkpoint, with the shards of the other nodes. Raises Unreadable when one is missing."""
+        return build(self.version, self.world, self.run_id, self.meta, [*self.shards, *others])
+
+
+def gather_part(memory: MemoryDir, records: Sequence[SlotRecord]) -> tuple[Part, dict[str, Path]]:
+    """This node's slots of a version, checked, and the file of each name. Raises Unreadable when a byte is wrong."""
+    first = records[0]
+    shards = tuple(describe(memory, record) for record in records)
+    part = Part(first.version, first.world, first.run_id, dict(first.meta), shards)
+    return part, {shard.name: memory.file_of(record) for shard, record in zip(shards, records, strict=True)}
+
+
 def gather(memory: MemoryDir, records: Sequence[SlotRecord]) -> tuple[Manifest, dict[str, Path]]:
     """The manifest of a whole snapshot and the file of each name in it. Raises Unreadable when a byte is wrong."""
-    first = records[0]
-    shards = [describe(memory, record) for record in records]
-    manifest = build(first.version, first.world, first.run_id, dict(first.meta), shards)
-    return manifest, {shard.name: memory.file_of(record) for shard, record in zip(shards, records, strict=True)}
+    part, sources = gather_part(memory, records)
+    return part.manifest(), sources
 
 
 def describe(memory: MemoryDir, record: SlotRecord) -> ShardFile:

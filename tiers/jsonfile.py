@@ -20,37 +20,18 @@ def dumps(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def write_new(path: Path, data: bytes, *, durable: bool) -> None:
-    """Write a file that must not exist yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-
-
-def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Put a file in place of whatever has this name, as one change for every reader."""
+def replace(path: Path, data: bytes) -> None:
+    """Put a file in place of whatever has this name, as one change for every reader; not made durable."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        write_new(temporary, data, durable=durable)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    if durable:
-        sync_dir(path.parent)
-
-
-def sync_dir(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:

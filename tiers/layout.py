@@ -11,7 +11,7 @@ _UNFINISHED = re.compile(r"\.(?:tmp|trash)-(step-\d{10}\.a\d{4,9})")
 _ATTEMPT = re.compile(r"attempt-(\d{4,9})")
 _SHARD = re.compile(r"rank-(\d{5,9})\.safetensors")
 _PART = re.compile(r"part-(\d{5,9})\.json")
-FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MANIFEST = "manifest.json"
 INTENT = "begun.json"
 """In `.tmp-…` or `.trash-…`: the folder of that name is being written or deleted, where renames are not atomic."""
@@ -63,6 +63,13 @@ def is_ours(name: str) -> bool:
 def part_name(node: int) -> str:
     """File in which one node of several tells what it has added to a checkpoint."""
     return f"part-{node:05d}.json"
+
+
+def check_name(name: str) -> str:
+    """Return a file's name if it is one of the fixed alphabet; raises ValueError: names from data are no paths."""
+    if _FILE_NAME.fullmatch(name) is None:
+        raise ValueError(f"file name {name!r}")
+    return name
 
 
 def shard_name(rank: int) -> str:

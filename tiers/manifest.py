@@ -10,7 +10,7 @@ from typing import Any
 
 from .digest import digest
 from .jsonfile import Unreadable, dumps
-from .layout import FILE_NAME, MANIFEST, Version, shard_name
+from .layout import MANIFEST, Version, check_name, shard_name
 from .shardfile import Entry
 
 FORMAT = "dtrain-checkpoint-1"
@@ -42,9 +42,9 @@ def shard_file_from_json(value: dict[str, Any]) -> ShardFile:
             Entry(name, dtype, tuple(shape), start, tuple(whole), nbytes)
             for name, dtype, shape, start, whole, nbytes in value["entries"]
         )
-        if FILE_NAME.fullmatch(value["name"]) is None:
-            raise ValueError(f"file name {value['name']!r}")
-        return ShardFile(**{**value, "entries": entries, "digests": tuple(value["digests"])})
+        return ShardFile(
+            **{**value, "name": check_name(value["name"]), "entries": entries, "digests": tuple(value["digests"])}
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"not the description of a shard ({error})") from error
 

@@ -1,12 +1,9 @@
-"""Where the slower tiers of a spec lie, and the rule of each."""
+"""Where the slower tiers of a spec lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..specs.models import DiskTier, ObjectTier, Spec
 from .layout import RunDir
-from .retention import Rule
 from .store import Place
 from .tier import Tier, open_tier
 
@@ -22,9 +19,3 @@ def place_of(tier: DiskTier | ObjectTier, run: RunDir) -> Place:
 def slow_tiers(spec: Spec, run: RunDir, run_id: str | None) -> list[Tier]:
     """The tiers beside memory, fastest first. Raises StoreError when one cannot be opened."""
     return [open_tier(place_of(tier, run), run_id, run.spool) for tier in spec.slow_tiers]
-
-
-def rules(spec: Spec) -> Iterator[Rule]:
-    """What each of them keeps."""
-    for tier in spec.slow_tiers:
-        yield Rule(tier.keep, tier.keep_every)

@@ -43,11 +43,6 @@ class Entry:
         """Model or optimizer, as against a rank's own random state."""
         return not self.name.startswith(RNG_PREFIX)
 
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether the piece is the whole tensor."""
-        return self.shape == self.global_shape
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .layout import FILE_NAME
-
 Progress = Callable[[int], None]
 """Told the bytes moved since the last call."""
 
@@ -102,10 +100,3 @@ def open_store(place: Place, spool: Path | None = None) -> Store:
     from .object import ObjectStore
 
     return ObjectStore(place.url, place.options, spool)
-
-
-def check_name(name: str) -> str:
-    """Return a file's name if it is one of the fixed alphabet; raises ValueError: names from data are no paths."""
-    if FILE_NAME.fullmatch(name) is None:
-        raise ValueError(f"file name {name!r}")
-    return name

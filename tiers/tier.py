@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +49,7 @@ class Checkpoint:
 
     def check_sizes(self) -> None:
         """Raise Unreadable when a file is missing or has another size than the manifest says."""
-        sizes = self.tier.store.files(self.folder)
-        for name, info in self.manifest.files.items():
-            if name not in sizes:
-                raise Unreadable(f"{self.where}/{name}: missing")
-            if sizes[name] != info["bytes"]:
-                raise Unreadable(f"{self.where}/{name}: {sizes[name]} bytes, should be {info['bytes']}")
+        self.tier.check_sizes(self.folder, self.manifest)
 
     def check_bytes(self, told: Progress | None = None) -> None:
         """Read every byte, past the caches; raises Unreadable at the first file that is not what was committed.
@@ -125,9 +121,7 @@ class Tier:
         for folder in names:
             if folder not in self._seen:
                 with contextlib.suppress(Unreadable):
-                    checkpoint = self._open(folder)
-                    checkpoint.check_sizes()
-                    self._seen[folder] = checkpoint
+                    self._seen[folder] = self._look_into(folder)
         mine = [checkpoint for checkpoint in self._seen.values() if self._is_mine(checkpoint)]
         return {checkpoint.version: checkpoint for checkpoint in mine}
 
@@ -140,8 +134,7 @@ class Tier:
         bad: list[Rejected] = []
         for folder, version in self._folders():
             try:
-                checkpoint = self._open(folder)
-                checkpoint.check_sizes()
+                checkpoint = self._look_into(folder)
             except Unreadable as error:
                 bad.append(Rejected(self.name, f"{self.store.where}/{folder}", version, str(error)))
                 continue
@@ -164,6 +157,21 @@ class Tier:
             version = parse_version(name)
             if version is not None:
                 yield name, version
+
+    def _look_into(self, folder: str) -> Checkpoint:
+        checkpoint = self._open(folder)
+        checkpoint.check_sizes()
+        return checkpoint
+
+    def check_sizes(self, folder: str, manifest: Manifest) -> None:
+        """Raise Unreadable when a file of a folder is missing or has another size than the manifest says."""
+        sizes = self.store.files(folder)
+        for name, info in manifest.files.items():
+            where = f"{self.store.where}/{folder}/{name}"
+            if name not in sizes:
+                raise Unreadable(f"{where}: missing")
+            if sizes[name] != info["bytes"]:
+                raise Unreadable(f"{where}: {sizes[name]} bytes, should be {info['bytes']}")
 
     def _open(self, folder: str) -> Checkpoint:
         try:
@@ -212,36 +220,46 @@ class Tier:
         if (there := self.get(version)) is not None:
             self._settle(there, told)
             return there
+        with self.begun(version) as folder:
+            for rank, (name, source) in enumerate(sources.items()):
+                self.add(folder, name, source, manifest.files[name]["digest"], told)
+                faults.point("drain.file", version.step, rank)
+            return self.seal(manifest)
+
+    @contextmanager
+    def begun(self, version: Version) -> Iterator[str]:
+        """The folder to make a checkpoint's files in; what is in it goes when they cannot be made or sealed.
+
+        Raises OSError, Fenced.
+        """
         self.check_fence()
         folder = self.commit.begin(version)
         try:
             faults.point("drain.begin", version.step)
-            for rank, (name, source) in enumerate(sources.items()):
-                self.add(folder, name, source, manifest.files[name]["digest"], told)
-                faults.point("drain.file", version.step, rank)
-            faults.point("drain.manifest", version.step)
-            self.seal(manifest)
-            faults.point("drain.committed", version.step)
+            yield folder
         except (OSError, Unreadable, Fenced):
             with contextlib.suppress(OSError):
                 self.commit.abandon(version)
             raise
-        return Checkpoint(self, manifest)
 
     def add(self, folder: str, name: str, source: Path, content: str, told: Progress | None = None) -> None:
         """Copy one file in; raises Unreadable when the place holds other bytes afterwards than it should."""
         if self.store.copy_in(folder, name, source, told) != content:
             raise Unreadable(f"{self.store.where}/{folder}/{name}: read back other bytes than were to be written")
 
-    def seal(self, manifest: Manifest) -> None:
+    def seal(self, manifest: Manifest) -> Checkpoint:
         """Every file is there: make the folder that was begun a checkpoint."""
+        step = manifest.version.step
 
         def check() -> None:
             self.check_fence()
             if self.store.renames:
                 self._check_staged(manifest)
 
+        faults.point("drain.manifest", step)
         self.commit.seal(manifest.version, manifest.to_bytes(), check)
+        faults.point("drain.committed", step)
+        return Checkpoint(self, manifest)
 
     def _check_staged(self, manifest: Manifest) -> None:
         """Raise Unreadable when another writer of the same version, shut out by now, has cleared its files and ours."""

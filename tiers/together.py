@@ -2,9 +2,8 @@
 
 Node 0 begins the folder and leaves an invitation in it (`part-00000.json`). Every other node waits for that, copies
 its files in, and says in `part-<node>.json` what they hold. Node 0 waits for all parts, takes these notes away, and
-commits.
-A node that sees no invitation is told that the folder is not shared; a part that does not come ends the try, and
-nothing of it is left. All of it goes through the store, so there is no message that could be lost between the nodes.
+commits. A node that sees no invitation is told that the folder is not shared; a part that does not come ends the try,
+and nothing of it is left. All of it goes through the store, so no message can be lost between the nodes.
 """
 
 from __future__ import annotations
@@ -12,18 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from . import faults
-from .fence import Fenced
-from .gather import describe
+from .gather import Part
 from .jsonfile import Unreadable, dumps
 from .layout import Version, part_name, staging_name
-from .manifest import Manifest, ShardFile, build, shard_file_from_json
-from .memory import MemoryDir, SlotRecord
+from .manifest import ShardFile, shard_file_from_json
 from .store import StoreError
 from .tier import Checkpoint, Tier
 
@@ -47,30 +44,6 @@ class Group:
         return self.node == 0
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one node has of a checkpoint."""
-
-    version: Version
-    world: int
-    run_id: str
-    meta: dict[str, Any]
-    shards: tuple[ShardFile, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this node's files."""
-        return sum(shard.nbytes for shard in self.shards)
-
-
-def gather_part(memory: MemoryDir, records: Sequence[SlotRecord]) -> tuple[Part, dict[str, Path]]:
-    """This node's slots of a version, checked, and the file of each name. Raises Unreadable."""
-    first = records[0]
-    shards = tuple(describe(memory, record) for record in records)
-    part = Part(first.version, first.world, first.run_id, dict(first.meta), shards)
-    return part, {shard.name: memory.file_of(record) for shard, record in zip(shards, records, strict=True)}
-
-
 def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
     """Write a checkpoint together with the other nodes; returns it once it is committed.
 
@@ -83,24 +56,14 @@ def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
 
 def _lead(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
     version = part.version
-    tier.check_fence()
-    folder = tier.commit.begin(version)
-    try:
-        faults.point("drain.begin", version.step)
+    with tier.begun(version) as folder:
         tier.store.create(folder, part_name(0), dumps({"nodes": group.nodes}))
         _add(tier, folder, part, sources)
         others = [_part_of(tier, folder, node, version, group) for node in range(1, group.nodes)]
-        manifest = build(version, part.world, part.run_id, part.meta, [*part.shards, *(s for o in others for s in o)])
-        _check_sizes(tier, folder, manifest)
+        manifest = part.manifest(shard for shards in others for shard in shards)
+        tier.check_sizes(folder, manifest)  # what the others say they have written must be what node 0 sees
         tier.store.delete(folder, [part_name(node) for node in range(group.nodes)])
-        faults.point("drain.manifest", version.step)
-        tier.seal(manifest)
-        faults.point("drain.committed", version.step)
-    except (OSError, Unreadable, Fenced):
-        with contextlib.suppress(OSError):
-            tier.commit.abandon(version)
-        raise
-    return Checkpoint(tier, manifest)
+        return tier.seal(manifest)
 
 
 def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
@@ -158,14 +121,6 @@ def _part_of(tier: Tier, folder: str, node: int, version: Version, group: Group)
         return [shard_file_from_json(shard) for shard in value["shards"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unreadable(f"{tier.store.where}/{folder}/{part_name(node)}: {error}") from error
-
-
-def _check_sizes(tier: Tier, folder: str, manifest: Manifest) -> None:
-    """What the others say they have written must be what node 0 sees."""
-    sizes = tier.store.files(folder)
-    for name, info in manifest.files.items():
-        if sizes.get(name) != info["bytes"]:
-            raise Unreadable(f"{tier.store.where}/{folder}/{name}: {sizes.get(name)} bytes, should be {info['bytes']}")
 
 
 def _wait(look: Callable[[], _Found | None], group: Group, words: str) -> _Found:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .fence import Fenced, Taken
+from .gather import Part
 from .health import Health
 from .jsonfile import Unreadable, append_event
 from .layout import RunDir, Version
@@ -18,7 +19,7 @@ from .manifest import Manifest
 from .retention import Rule
 from .store import Place, place_from_json
 from .tier import Checkpoint, Tier, open_tier
-from .together import Group, Part
+from .together import Group
 from .together import write as write_together
 
 Load = Callable[[], contextlib.AbstractContextManager[tuple[Manifest | Part, Mapping[str, Path]]]]

@@ -13,7 +13,7 @@ import pytest
 from tests.planners.build import tiny
 
 from dtrain.engine import preflight as preflight_module
-from dtrain.engine.preflight import MissingResource, preflight, warnings
+from dtrain.engine.preflight import MissingResource, preflight
 from dtrain.engine.room import OWN_FILES, RANK_BYTES, TENSOR_BYTES, check_room
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
@@ -49,7 +49,7 @@ class Job:
         return str(caught.value)
 
     def warnings(self) -> tuple[str, ...]:
-        return warnings(self.spec, self.plan, self.run)
+        return preflight(self.spec, self.plan, self.run, self.memory)
 
 
 class Disk:

@@ -11,7 +11,8 @@ from pathlib import Path
 from dtrain.tiers import faults
 from dtrain.tiers.digest import digest
 from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.store import Progress, check_name
+from dtrain.tiers.layout import check_name
+from dtrain.tiers.store import Progress
 
 
 class FakeStore:
