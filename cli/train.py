@@ -44,7 +44,7 @@ class Start:
     """Tiers that the run had before and has no more."""
 
 
-RESUME_SPEC = "dtrain resume --from latest SPEC, if its own folder was lost"
+RESUME_SPEC = "dtrain resume --from latest SPEC"
 
 
 def absolute(spec: Spec) -> Spec:
@@ -141,12 +141,13 @@ def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *,
 
     A tier that cannot be reached is one for a fresh run, whose spec may be wrong; one that goes on does without it.
     """
+    hint = f"; to go on with that run: {RESUME_SPEC}" if fresh else ""
     for tier in slow_tiers(spec, run, run_id):
         try:
             refuse_other(tier.store, run_id)
             held, _ = holdings([tier], strict=True)
         except Taken as error:
-            raise Refused(Code.BAD_SPEC, str(error)) from error
+            raise Refused(Code.BAD_SPEC, f"{error}{hint}") from error
         except OSError as error:
             words = f"the {tier.name} tier cannot be used: {error}"
             if fresh:
@@ -158,8 +159,7 @@ def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *,
             raise Refused(
                 Code.BAD_SPEC,
                 f"{stranger.where} holds checkpoints of another run (the newest is {stranger.version.dirname}, "
-                f"run id {stranger.run_id}); give each run its own place"
-                + (f", or go on with that one: {RESUME_SPEC}" if fresh else ""),
+                f"run id {stranger.run_id}); give each run its own place{hint}",
             )
 
 
