@@ -75,8 +75,7 @@ def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: 
     with _own_places(run, spec, plan, info, console, fresh=not start.candidates) as memory:
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
         keep_former(run, start.former)
-        replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
-        replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
+        _write_down(run, spec, plan)
         append_event(run.events, "planned", None, used + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, used)
@@ -91,10 +90,17 @@ def conclude(
 
     plan = _plan(spec, _import_paths(spec, info))
     with _own_places(run, spec, plan, info, console, fresh=False) as memory:
+        _write_down(run, spec, plan)
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), (), newest.version.attempt)
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
+
+
+def _write_down(run: RunDir, spec: Spec, plan: Plan) -> None:
+    """Spec and plan as they are used."""
+    replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
+    replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
 
 
 def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
