@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
+
 from ..specs.codes import Code
 from ..specs.load import load_spec
 from ..specs.models import Spec, TextDataset
@@ -27,8 +29,9 @@ def _run(spec_path: str, overrides: list[str], as_json: bool) -> int:
     with locked(folder):
         _refuse_used(folder, spec)
         info = identity(folder, spec, Path(spec_path).parent)
-        _forget_memory(folder)
-        return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json)
+        console = talk(as_json)
+        _forget_memory(folder, console)
+        return train(folder, spec, info, Start([], [], "beginning at step 0"), console, as_json)
 
 
 def check_supported(spec: Spec) -> None:
@@ -62,9 +65,11 @@ def _refuse_used(run: RunDir, spec: Spec) -> None:
         )
 
 
-def _forget_memory(run: RunDir) -> None:
-    """A fresh run never reads what an earlier one of the same folder left in memory."""
+def _forget_memory(run: RunDir, console: Console) -> None:
+    """A fresh run never reads what an earlier one of the same folder left in memory; what others left is told of."""
     from ..tiers.memory import memory_dir, sweep
 
     memory_dir(run).remove()
-    sweep()
+    swept = sweep()
+    for line in (*swept.removed, *(f"note: in memory: {words}" for words in swept.left)):
+        console.print(line)

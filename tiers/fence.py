@@ -179,7 +179,7 @@ def refuse_copy(store: Store, run_id: str, home: Path | None, made_by: Any) -> N
     if home is None or not isinstance(said, str) or _lies_in(store, home) or not _is_copy(Path(said), home, run_id):
         return
     raise Taken(
-        f"{store.where} holds the checkpoints of the run in {said}, and {home} is a copy of it (both are run {run_id}): "
+        f"{store.where} holds checkpoints of the run in {said}, and {home} is a copy of it (both are run {run_id}): "
         "each would delete the other's. Give the copy a place of its own (another path or url in tiers; "
         "dtrain resume --from PATH begins from a checkpoint elsewhere), or begin a new run with another output_dir; "
         f"if {home} is the one that goes on here, move {said} away or delete its run.json"
@@ -188,7 +188,7 @@ def refuse_copy(store: Store, run_id: str, home: Path | None, made_by: Any) -> N
 
 def _is_copy(other: Path, home: Path, run_id: str) -> bool:
     try:
-        if os.path.samefile(other, home):
+        if other.samefile(home):
             return False
         return read(RunDir(other).run).get("run_id") == run_id
     except (OSError, ValueError, Unreadable):
