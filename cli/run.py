@@ -28,7 +28,6 @@ def _run(spec_path: str, overrides: list[str], as_json: bool) -> int:
     with locked(folder):
         _refuse_used(folder, spec)
         info = fresh_identity(folder, spec, Path(spec_path).parent)
-        _forget_memory(folder)
         return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json)
 
 
@@ -61,11 +60,3 @@ def _refuse_used(run: RunDir, spec: Spec) -> None:
             f"output_dir {run.root} already holds a run; continue it with\n"
             f"  dtrain resume --from latest {run.root}\nor give another folder: output_dir=…",
         )
-
-
-def _forget_memory(run: RunDir) -> None:
-    """A fresh run never reads what an earlier one of the same folder left in memory."""
-    from ..tiers.memory import memory_dir, sweep
-
-    memory_dir(run).remove()
-    sweep()

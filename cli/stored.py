@@ -163,7 +163,7 @@ def slow_tiers(who: Owner) -> tuple[list[Tier], list[str]]:
     for described in who.spec.slow_tiers:
         place = place_of(described, who.run)
         try:
-            tiers.append(open_tier(place, who.run_id, spool))
+            tiers.append(open_tier(place, who.run_id, spool, who.run.root))
         except OSError as error:
             unreachable.append(f"the {place.type} tier {place.url} cannot be opened: {error.strerror or error}")
     return tiers, unreachable

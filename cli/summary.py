@@ -127,7 +127,7 @@ def _reason(state: RunState, outcome: Mapping[str, Any], status: str) -> list[st
     message, trace = outcome.get("message"), outcome.get("trace")
     tiers = [describe_fault(fault) for fault in state.faults if fault.get("kind") == "tier"]
     if status == "finished":
-        return []
+        return [str(message)] if message and outcome.get("code") else []
     if not message:
         return [describe_fault(state.faults[-1])] if status == "failed" and state.faults else []
     return [str(message), *tiers[-1:], *(str(trace).rstrip().splitlines() if trace else [])]

@@ -16,12 +16,12 @@ from rich.console import Console
 from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
-from ..tiers.fence import Taken, refuse_other
+from ..tiers.fence import Taken
 from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
-from ..tiers.lineage import highest_attempt, holdings
+from ..tiers.lineage import highest_attempt, holdings, remembered
 from ..tiers.lock import FileLock, FolderLock, Locked
-from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
+from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir, sweep
 from ..tiers.places import keep_former, slow_tiers
 from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier, disk_tier
@@ -117,6 +117,8 @@ def _own_places(
     run_id = str(info["run_id"])
     _refuse_strangers(run, spec, run_id, console, fresh=fresh)
     with _own_disk(run, spec, run_id):
+        if fresh:
+            _forget_memory(run, console)
         try:
             for line in preflight(spec, plan, run, memory_dir(run)):
                 console.print(f"warning: {line}", highlight=False)
@@ -126,6 +128,18 @@ def _own_places(
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
         with FolderLock(memory.path, shared=True):
             yield memory
+
+
+def _forget_memory(run: RunDir, console: Console) -> None:
+    """A fresh run never reads what an earlier one of the same folder left in memory; what others left is told of."""
+    memory = memory_dir(run)
+    before = remembered(memory)
+    memory.remove()
+    if before is not None:
+        console.print(f"removed {before.version} of the run that was in this folder before from {memory.path}")
+    swept = sweep()
+    for line in (*swept.removed, *(f"note: in memory: {words}" for words in swept.left)):
+        console.print(line, soft_wrap=True)
 
 
 @contextmanager
@@ -150,7 +164,7 @@ def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *,
     hint = f"; to go on with that run: {RESUME_SPEC}" if fresh else ""
     for tier in slow_tiers(spec, run, run_id):
         try:
-            refuse_other(tier.store, run_id)
+            tier.refuse_others()
             held, _ = holdings([tier], strict=True)
         except Taken as error:
             raise Refused(Code.BAD_SPEC, f"{error}{hint}") from error

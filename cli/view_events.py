@@ -113,7 +113,7 @@ class Narrator:
         if record.get("kind") == "tier":
             return [Note("bad", f"{what} — stopping", below)]
         if not ends_attempt(record):
-            return [Note("warn", what, below)]
+            return [Note("bad" if record.get("kind") == "taken" else "warn", what, below)]
         if not self._once("fault", attempt):
             return [Note("bad", f"{what} (same attempt)", below)]
         follows = self._what_follows(record, state)
@@ -164,7 +164,7 @@ def describe_fault(record: Mapping[str, Any], last_step: int | None = None) -> s
     kind, detail = _one_line(record.get("kind"), ""), _one_line(record.get("detail"), "")
     where = f" at step {step}" if step is not None else f" after step {last_step}" if last_step is not None else ""
     where = "" if "step" in detail else where
-    if kind in ("drainer", "tier"):
+    if kind in ("drainer", "tier", "taken"):
         return detail or f"the {kind} {'ended' if kind == 'drainer' else 'failed'}"
     if detail.startswith(f"{who}: "):
         kind, detail = "error", detail.removeprefix(f"{who}: ")

@@ -280,8 +280,8 @@ _HANDLERS = {
 
 
 def ends_attempt(fault: Mapping[str, Any]) -> bool:
-    """Tell whether the workers ended by a fault: the drainer may die, or a tier fail, beside them."""
-    return fault.get("kind") not in ("drainer", "tier")
+    """Tell whether the workers ended by a fault: the drainer may die, a tier fail or be taken over, beside them."""
+    return fault.get("kind") not in ("drainer", "tier", "taken")
 
 
 def is_late(skipped: Mapping[str, Any]) -> bool:

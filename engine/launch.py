@@ -20,6 +20,7 @@ from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir, open_memory_dir
 from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
+from ..tiers.tier import Tier
 from ..tiers.writer import TierJob
 from .agent import Ended, Interrupted, StopSignals, run_workers
 from .drain import DrainerProcess
@@ -78,6 +79,7 @@ class Launcher:
             try:
                 self.step_reached = candidates[0].version.step if candidates else 0
                 shutil.rmtree(self.run.spool, ignore_errors=True)
+                self.memory.forget_taken_over()
                 for lines in (self.run.metrics, self.run.events):
                     end_last_line(lines)
                 self.drainer.start()
@@ -182,6 +184,7 @@ class Launcher:
             try:
                 self.attempt = max(self.run.last_attempt(), self.attempts_used)
                 end_last_line(self.run.events)
+                self.memory.forget_taken_over()
                 self.drainer.start()
                 return self._ended(Result(step, state_digest, None, preempted=False))
             finally:
@@ -196,11 +199,16 @@ class Launcher:
             return self._preempted(durable, result.loss)
         seconds = time.monotonic() - self.started
         if self.tiers and durable is None:
-            message = f"finished, but the last checkpoint could not be written to {self._slow}; it is still in memory"
+            message = (
+                f"finished, but the last checkpoint could not be written to {self._slow}; it is still in memory"
+                f"{self._taken_over()}"
+            )
             return self._outcome("failed", Code.MISSING_RESOURCE, message, result.state_digest, result.loss)
         self._event("finished", step=result.step, steps=result.step, state_digest=result.state_digest, seconds=seconds)
+        lost = self._taken_over()
         self.memory.remove()
-        return self._outcome("finished", Code.DONE, f"finished {result.step} steps", result.state_digest, result.loss)
+        message = f"finished {result.step} steps{lost}"
+        return self._outcome("finished", _lower(Code.DONE, lost), message, result.state_digest, result.loss)
 
     def _stopped(self, number: int) -> Outcome:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
@@ -233,11 +241,12 @@ class Launcher:
             return self._outcome("interrupted", Code.INTERRUPTED, "stopped; nothing was stored yet", loss=loss)
         tier = self._tier_of(durable) if durable is not None else "memory"
         self._event("preempted", step=kept.step, tier=tier)
+        lost = self._taken_over()
         if durable is not None:
             self.memory.remove()
         note = "" if durable is not None else f" (only in this node's memory: {self._why_only_memory()})"
-        message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}"
-        return self._outcome("preempted", Code.PREEMPTED, message, loss=loss)
+        message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}{lost}"
+        return self._outcome("preempted", _lower(Code.PREEMPTED, lost), message, loss=loss)
 
     def _failed(self, fault: Fault, why: str) -> Outcome:
         self.signals.ignore()
@@ -272,7 +281,7 @@ class Launcher:
     def _stored(self, wanted: Version | None) -> set[Version]:
         """Versions in the slower tiers; only `wanted`, if it is one of them."""
         stored: set[Version] = set()
-        for tier in self.tiers:
+        for tier in self._own_tiers():
             with contextlib.suppress(OSError):
                 if wanted is None:
                     stored |= {checkpoint.version for checkpoint in tier.scan()[0]}
@@ -282,11 +291,22 @@ class Launcher:
 
     def _tier_of(self, version: Version) -> str:
         """The fastest of the slower tiers that has a version."""
-        for tier in self.tiers:
+        for tier in self._own_tiers():
             with contextlib.suppress(OSError):
                 if tier.holds(version):
                     return tier.name
         return self.tiers[0].name
+
+    def _own_tiers(self) -> list[Tier]:
+        """The slower tiers without those that somebody took over, who may delete there whatever is ours."""
+        taken = self.memory.taken_over()
+        return [tier for tier in self.tiers if tier.name not in taken]
+
+    def _taken_over(self) -> str:
+        """Which tiers somebody took over since the start, and who, as the rest of a message."""
+        return "".join(
+            f"; the {tier} tier no longer holds this run: {by}" for tier, by in self.memory.taken_over().items()
+        )
 
     @property
     def _far_timeout_s(self) -> float:
@@ -337,6 +357,15 @@ def _tier_jobs(spec: Spec, plan: Plan, run: RunDir) -> tuple[TierJob, ...]:
 _SPOKEN_FOR = {
     "NothingUsable", "StateError", "DataError", "UserCodeError", "UserCodeFailed", "TrainingDiverged", "SlotError",
 }  # fmt: skip
+
+
+def _lower(code: Code, lost: str) -> Code:
+    """A run that lost a tier to somebody else never ends as if all was well, nor asks to be run again.
+
+    It does not matter that another tier has the last step: two writers call themselves this run, and only a person
+    can say which one goes on.
+    """
+    return Code.MISSING_RESOURCE if lost else code
 
 
 def _failed_after_all(ended: Ended) -> bool:

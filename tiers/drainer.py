@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..specs.codes import Code
-from .fence import Taken
+from .fence import Fenced, Taken
 from .follower import Follower
 from .gather import Part, gather, gather_part
 from .heartbeat import end_group, read_heartbeats
@@ -74,7 +74,9 @@ class Drainer:
         self.run = RunDir(Path(job.run_dir))
         self.memory = MemoryDir(Path(job.memory_dir), job.ranks)
         group = Group(job.node, job.nodes, job.patience_s)
-        writers = [Writer(tier, self.run, job.run_id, group) for tier in job.tiers]
+        writers = [Writer(tier, self.run, job.run_id, group, self.memory.note_taken_over) for tier in job.tiers]
+        for writer in writers:
+            writer.closed = writer.name in self.memory.taken_over()
         self.first = writers[0] if writers else None
         # what follows is in a shared place already, so one node carries it on
         self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 and group.leads else None
@@ -83,7 +85,7 @@ class Drainer:
     def start(self) -> None:
         """Claim the places, clear up what was left, and take up what the follower was at."""
         for writer in self.writers:
-            with contextlib.suppress(OSError, Taken):  # told of when there is something to write
+            with contextlib.suppress(OSError, Taken, Fenced):  # told of when there is something to write
                 writer.open()
         if self.follower is not None:
             self.follower.start()
@@ -149,7 +151,7 @@ class Drainer:
         """The newest checkpoint of the first tier goes to the next one, if that has not got it yet."""
         assert self.first is not None
         assert self.follower is not None
-        with contextlib.suppress(OSError, Taken):
+        with contextlib.suppress(OSError, Taken, Fenced):
             found = [c.version for c in self.first.open().scan()[0]]
             due = [version for version in found if not only_due or self.follower.due(version)]
             newest = max(due, default=None)

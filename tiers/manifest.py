@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,15 @@ class Manifest:
         """Tensor name → dtype, global shape, pieces."""
         tensors: dict[str, dict[str, Any]] = self.body["tensors"]
         return tensors
+
+    @property
+    def made_by(self) -> Any:
+        """Host and folder of the run when it was committed, as the fence says them; nothing where it is not known."""
+        return self.body.get("made_by")
+
+    def signed(self, made_by: Mapping[str, str]) -> Manifest:
+        """The same with another `made_by`."""
+        return Manifest({**self.body, "made_by": dict(made_by)}) if made_by else self
 
     @property
     def nbytes(self) -> int:

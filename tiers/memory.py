@@ -26,6 +26,7 @@ from .lock import FolderLock, Locked
 
 SLOTS = 3
 TMPFS = Path("/dev/shm")
+OWNER = "owner.json"
 _SLOT_FILE = re.compile(r"rank-\d{5}-of-(\d{5})\.slot\d(?:\.json|\.drain)?")
 _SLOT = re.compile(r"rank-(\d{5})-of-(\d{5})\.slot(\d)\.json")
 
@@ -135,6 +136,24 @@ class MemoryDir:
         """Held by the one drainer of this node."""
         return self.path / "drainer.lock"
 
+    def note_taken_over(self, tier: str, by: str) -> None:
+        """A slower tier was taken over by somebody: no drainer of this start of the run may claim it again."""
+        replace(self.path / f"taken-over.{tier}.json", dumps({"tier": tier, "by": by}))
+
+    def taken_over(self) -> dict[str, str]:
+        """Tier → by whom, as noted since the run was started."""
+        found: dict[str, str] = {}
+        for path in sorted(self.path.glob("taken-over.*.json")):
+            with contextlib.suppress(Unreadable, KeyError):
+                note = read(path)
+                found[str(note["tier"])] = str(note["by"])
+        return found
+
+    def forget_taken_over(self) -> None:
+        """A new start may claim all tiers."""
+        for path in self.path.glob("taken-over.*.json"):
+            path.unlink(missing_ok=True)
+
     def heartbeat(self, rank: int) -> Path:
         """Counter that a rank raises at every window."""
         return self.path / f"rank-{rank:05d}.heartbeat"
@@ -225,7 +244,7 @@ def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
         if owner_of(memory) != run_id:
             memory.remove()
             memory.path.mkdir(mode=0o700)
-    owner = memory.path / "owner.json"
+    owner = memory.path / OWNER
     if not owner.exists():
         replace(owner, dumps({"run_id": run_id, "output_dir": str(run.root.resolve())}))
     return memory
@@ -234,27 +253,71 @@ def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
 def owner_of(memory: MemoryDir) -> str | None:
     """The run whose snapshots lie there; None when nobody says so."""
     try:
-        return str(read(memory.path / "owner.json").get("run_id"))
+        return str(read(memory.path / OWNER).get("run_id"))
     except Unreadable:
         return None
 
 
-def sweep() -> list[Path]:
-    """Remove this user's folders on tmpfs whose run no longer exists; returns them."""
-    removed = []
-    for path in TMPFS.glob(f"dtrain-{os.getuid()}-*"):
-        memory = MemoryDir(path)
-        try:
-            owner = read(path / "owner.json")
-            current = read(RunDir(Path(str(owner["output_dir"]))).run).get("run_id")
-        except (Unreadable, KeyError):
-            current, owner = None, {}
-        if current == owner.get("run_id", "") or (not owner and _is_young(path)):
+@dataclass(frozen=True)
+class Swept:
+    """What lies on tmpfs of runs that are not going on."""
+
+    removed: list[str]
+    """One line each: what was removed, and why."""
+    left: list[str]
+    """One line each: what may still be the only copy of a state, how large it is, and how to remove it."""
+
+
+def sweep() -> Swept:
+    """Remove this user's folders on tmpfs whose run folder belongs to another run by now.
+
+    A run folder that is out of reach proves nothing: its disk may be unmounted, it may be moved or its `run.json`
+    garbled, and the snapshots may be all there is of that run. Those are left, and told of; what a live run holds is
+    passed over.
+    """
+    removed, left = [], []
+    for path in sorted(TMPFS.glob(f"dtrain-{os.getuid()}-*")):
+        if path.is_symlink() or not path.is_dir():
             continue
         with contextlib.suppress(Locked, OSError), FolderLock(path):  # a live run holds it, maybe in another container
-            memory.remove()
-            removed.append(path)
-    return removed
+            why = _why_useless(path)
+            if why is not None:
+                shutil.rmtree(path)
+                removed.append(f"removed {path}: {why}")
+            elif MemoryDir(path).all_slots() and (whose := _whose(path)) is not None:
+                size = f"{_nbytes(path) / 2**20:,.1f} MiB"
+                left.append(f"{path} ({size}): snapshots of {whose}; rm -r {path} if that run is gone for good")
+    return Swept(removed, left)
+
+
+def _why_useless(path: Path) -> str | None:
+    """Why nobody can ever go on from the snapshots there; None when somebody may."""
+    try:
+        owner = read(path / OWNER)
+        run = RunDir(Path(str(owner["output_dir"])))
+        current = read(run.run)["run_id"]
+    except (Unreadable, KeyError, ValueError):
+        empty = not MemoryDir(path).all_slots() and not (path / OWNER).exists() and not _is_young(path)
+        return "nothing was in it" if empty else None
+    return None if current == owner.get("run_id") else f"{run.root} belongs to another run by now"
+
+
+def _whose(path: Path) -> str | None:
+    """Whose snapshots are out of their run's reach, and why; None when the run can go on from them."""
+    try:
+        run = RunDir(Path(str(read(path / OWNER)["output_dir"])))
+    except (Unreadable, KeyError) as error:
+        return f"a run that does not say where it is ({error})"
+    if not run.root.exists():
+        return f"the run in {run.root}, which is not there now (moved, deleted, or its disk not mounted)"
+    try:
+        return None if "run_id" in read(run.run) else f"the run in {run.root}, whose {run.run.name} has no run_id"
+    except Unreadable as error:
+        return f"the run in {run.root}, which cannot be read ({error})"
+
+
+def _nbytes(path: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in path.iterdir())
 
 
 def _is_young(path: Path) -> bool:

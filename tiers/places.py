@@ -22,7 +22,7 @@ def place_of(tier: DiskTier | ObjectTier, run: RunDir) -> Place:
 
 def slow_tiers(spec: Spec, run: RunDir, run_id: str | None) -> list[Tier]:
     """The tiers beside memory, fastest first. Raises StoreError when one cannot be opened."""
-    return [open_tier(place_of(tier, run), run_id, run.spool) for tier in spec.slow_tiers]
+    return [open_tier(place_of(tier, run), run_id, run.spool, run.root) for tier in spec.slow_tiers]
 
 
 def former_tiers(before: Spec | None, spec: Spec, run: RunDir, run_id: str | None) -> tuple[list[Tier], list[str]]:

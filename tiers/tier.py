@@ -17,7 +17,7 @@ from typing import Any
 from . import faults
 from .commit import Commit, clean, commit_of
 from .directory import DirectoryStore
-from .fence import Fence, Fenced, claim
+from .fence import Fence, Fenced, Taken, claim, refuse_copy, refuse_other
 from .jsonfile import Unreadable
 from .layout import MANIFEST, Version, parse_version, staging_name, unfinished
 from .lock import FolderLock
@@ -99,9 +99,14 @@ class Pruned:
 class Tier:
     """The checkpoints of one run in a store (of every run, when `run_id` is None)."""
 
-    def __init__(self, place: Place, store: Store, run_id: str | None, fence: Fence | None = None) -> None:
-        """Look into the `store` of a place; with a `fence`, writing and deleting end when it falls."""
-        self.place, self.store, self.run_id, self.fence = place, store, run_id, fence
+    def __init__(
+        self, place: Place, store: Store, run_id: str | None, fence: Fence | None = None, home: Path | None = None
+    ) -> None:
+        """Look into the `store` of a place; with a `fence`, writing and deleting end when it falls.
+
+        `home`: the run's folder, which tells one copy of a run from another.
+        """
+        self.place, self.store, self.run_id, self.fence, self.home = place, store, run_id, fence, home
         self._seen: dict[str, Checkpoint] = {}
 
     @property
@@ -114,10 +119,33 @@ class Tier:
         """How checkpoints come and go here."""
         return commit_of(self.store)
 
-    def fenced(self) -> Tier:
-        """The same tier with a claim on its store. Raises Taken, OSError."""
+    def fenced(self, above: int = 0) -> Tier:
+        """The same tier with a claim on its store, numbered above one that was deleted. Raises Taken, OSError."""
         assert self.run_id is not None
-        return Tier(self.place, self.store, self.run_id, claim(self.store, self.run_id))
+        fence = claim(self.store, self.run_id, self.home, above)
+        try:
+            self._refuse_copy()  # after the claim: from now on nobody else's checkpoint comes in between
+        except (Taken, OSError):
+            with contextlib.suppress(OSError):
+                fence.release()
+            raise
+        return Tier(self.place, self.store, self.run_id, fence, self.home)
+
+    def refuse_others(self) -> None:
+        """Raise Taken when another run, or another copy of this one, has the place. Raises OSError."""
+        if self.run_id is not None:
+            refuse_other(self.store, self.run_id, self.home)
+        self._refuse_copy()
+
+    def _refuse_copy(self) -> None:
+        """Raise Taken when the run's newest checkpoint was made by another copy of it."""
+        if self.home is None or self.run_id is None:
+            return
+        for version in sorted(self.versions(), reverse=True):
+            checkpoint = self.get(version)
+            if checkpoint is not None:
+                refuse_copy(self.store, self.run_id, self.home, checkpoint.manifest.made_by)
+                return
 
     def check_fence(self) -> None:
         """Raise Fenced when somebody else has taken the place over. Raises OSError."""
@@ -160,6 +188,10 @@ class Tier:
             version = parse_version(name)
             if version is not None:
                 yield name, version
+
+    def versions(self) -> set[Version]:
+        """The versions that folders are named after, whatever is in them."""
+        return {version for _, version in self._folders()}
 
     def _look_into(self, folder: str) -> Checkpoint:
         checkpoint = self._open(folder)
@@ -255,6 +287,7 @@ class Tier:
     def seal(self, manifest: Manifest) -> Checkpoint:
         """Every file is there: make the folder that was begun a checkpoint."""
         step = manifest.version.step
+        manifest = manifest.signed(self.fence.made_by) if self.fence is not None else manifest
 
         def check() -> None:
             self.check_fence()
@@ -338,9 +371,9 @@ class Tier:
         return FolderLock(self.store.root)
 
 
-def open_tier(place: Place, run_id: str | None, spool: Path | None = None) -> Tier:
-    """The tier at a place. Raises StoreError when the place cannot be opened."""
-    return Tier(place, open_store(place, spool), run_id)
+def open_tier(place: Place, run_id: str | None, spool: Path | None = None, home: Path | None = None) -> Tier:
+    """The tier at a place, for the run in the folder `home`. Raises StoreError when the place cannot be opened."""
+    return Tier(place, open_store(place, spool), run_id, home=home)
 
 
 def disk_tier(root: Path, run_id: str | None) -> Tier:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .fence import Fenced, Taken
+from .fence import ClaimGone, Fenced, Taken
 from .gather import Part
 from .health import Health
 from .jsonfile import Unreadable, append_event
@@ -62,16 +62,25 @@ def tier_job_from_json(value: dict[str, Any]) -> TierJob:
 class Writer:
     """Writes the checkpoints of one run into one tier. Used by one thread."""
 
-    def __init__(self, job: TierJob, run: RunDir, run_id: str, group: Group) -> None:
-        """Prepare; the place is claimed with the first write, by the node that leads."""
-        self.job, self.run, self.run_id, self.group = job, run, run_id, group
+    def __init__(
+        self, job: TierJob, run: RunDir, run_id: str, group: Group, on_taken: Callable[[str, str], None] | None = None
+    ) -> None:
+        """Prepare; the place is claimed with the first write, by the node that leads.
+
+        `on_taken` gets the tier's name and the reason when somebody else has taken the place over.
+        """
+        self.job, self.run, self.run_id, self.group, self.on_taken = job, run, run_id, group, on_taken
         self.rule = Rule(job.keep, job.keep_every)
         self.health = Health()
         self.closed = False
+        """Somebody else has the place: it is never claimed nor written again, and counts as holding nothing of ours."""
         self.verified: set[Version] = set()
         self._claimed: Tier | None = None
         self._tier: Tier | None = None
         self._needed = 0
+        self._known: set[Version] | None = None
+        """What was there at the first claim, and what we tried to add."""
+        self._above = 0
 
     @property
     def name(self) -> str:
@@ -79,14 +88,33 @@ class Writer:
         return self.job.place.type
 
     def open(self) -> Tier:
-        """Claim the place and clear up what an earlier writer left. Raises OSError, Taken."""
+        """Claim the place and clear up what an earlier writer left. Raises OSError, Taken, Fenced."""
         if self._tier is None:
-            tier = open_tier(self.job.place, self.run_id, self.run.spool)
-            if self.group.leads:
-                tier = self._claimed = self._claimed or tier.fenced()
+            tier = open_tier(self.job.place, self.run_id, self.run.spool, self.run.root)
+            if self.group.leads and not self.closed:
+                tier = self._claimed = self._claimed or self._claim(tier)
                 tier.remove_leftovers()
             self._tier = tier
         return self._tier
+
+    def _claim(self, tier: Tier) -> Tier:
+        """Once more after ours was deleted, unless somebody has come and gone meanwhile. Raises Taken, Fenced."""
+        claimed = tier.fenced(self._above)
+        assert claimed.fence is not None
+        try:
+            there = claimed.versions()
+            if self._known is not None and (new := there - self._known):
+                raise Fenced(
+                    f"{tier.store.where}: somebody else has written {max(new)} there; this process writes no more"
+                )
+        except (OSError, Fenced):
+            with contextlib.suppress(OSError):
+                claimed.fence.release()
+            raise
+        if self._known is None:
+            self._known = there
+        self._above = claimed.fence.epoch
+        return claimed
 
     def release(self) -> None:
         """Give the place back, as far as it lets us."""
@@ -96,14 +124,14 @@ class Writer:
         self._claimed = self._tier = None
 
     def holds(self, version: Version) -> bool:
-        """Tell whether a version is committed here whole; False too when the tier cannot be read."""
-        with contextlib.suppress(OSError, Taken):
-            return self.open().holds(version)
+        """Tell whether a version is committed here whole; False too when the tier cannot be read or was taken over."""
+        with contextlib.suppress(OSError, Taken, Fenced):
+            return not self.closed and self.open().holds(version)
         return False
 
     def get(self, version: Version) -> Checkpoint | None:
         """A version that is committed here; None too when the tier cannot be read."""
-        with contextlib.suppress(OSError, Taken):
+        with contextlib.suppress(OSError, Taken, Fenced):
             return self.open().get(version)
         return None
 
@@ -121,14 +149,18 @@ class Writer:
             self._skipped(version, "the tier failed before and is not tried again yet", self.health.left_out)
             return False
         try:
-            with load() as (content, sources):
-                self._write(content, sources)
+            try:
+                self._write(load)
+            except ClaimGone:
+                self._forget_claim()
+                if not last and self.job.on_failure != "stop":
+                    raise
+                self._write(load)  # the place itself is well, and no later try makes up for this one
         except Unreadable as error:
             self._skipped(version, str(error))
             return False
         except (Fenced, Taken) as error:
-            self.closed = True
-            self._tell("warning", version, detail=f"no more checkpoints go to the {self.name} tier: {error}")
+            self._taken(version, error)
             return False
         except OSError as error:
             self._failed(version, error)
@@ -137,13 +169,33 @@ class Writer:
             self._prune(version, spared())
         return True
 
-    def _write(self, content: Manifest | Part, sources: Mapping[str, Path]) -> None:
+    def _forget_claim(self) -> None:
+        self._claimed = self._tier = None
+
+    def _taken(self, version: Version, error: Fenced | Taken) -> None:
+        """Tell it once, and never write here again. Raises TierFailed when the spec wants the run stopped then."""
+        self.closed = True
+        words = f"no more checkpoints go to the {self.name} tier: {error}"
+        if self.on_taken is not None:
+            self.on_taken(self.name, str(error))
+        if self.job.on_failure == "stop":
+            raise TierFailed(f"{words} (its on_failure is stop)", version) from error
+        self._tell("fault", version, rank=None, kind="taken", tier=self.name, detail=words)
+
+    def _write(self, load: Load) -> None:
+        with load() as (content, sources):
+            self._write_content(content, sources)
+
+    def _write_content(self, content: Manifest | Part, sources: Mapping[str, Path]) -> None:
         started = time.monotonic()
         self._needed = content.nbytes
+        tier = self.open()
+        if self._known is not None:
+            self._known.add(content.version)
         if isinstance(content, Part):
-            checkpoint = write_together(self.open(), content, sources, self.group)
+            checkpoint = write_together(tier, content, sources, self.group)
         else:
-            checkpoint = self.open().write(content, sources)
+            checkpoint = tier.write(content, sources)
         if self.group.leads:
             self._committed(checkpoint, time.monotonic() - started)
 
@@ -181,7 +233,12 @@ class Writer:
     def _prune(self, version: Version, spared: set[Version]) -> None:
         try:
             pruned = self.open().prune(self.rule, self.verified, spared)
-        except (OSError, Fenced) as error:
+        except (Fenced, Taken) as error:
+            self._taken(version, error)
+            return
+        except OSError as error:
+            if isinstance(error, ClaimGone):
+                self._forget_claim()
             self._tell("warning", version, detail=f"an old checkpoint could not be deleted: {error}")
             return
         self.verified &= set(pruned.kept)

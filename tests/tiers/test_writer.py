@@ -119,7 +119,10 @@ def test_a_writer_that_was_shut_out_neither_commits_nor_deletes(place: Place) ->
     assert not old.carry(*from_memory(place, 3))
     assert steps(old) == [2]
     assert old.closed
-    assert "was taken over by process" in events(place, "warning")[-1]["detail"]
+    assert not old.carry(*from_memory(place, 4))
+    (told,) = events(place, "fault")
+    assert told["kind"] == "taken"
+    assert "was taken over by process" in told["detail"]
     assert place.tree() == ["step-0000000002.a0001"], "its try is cleared away"
 
 
@@ -127,7 +130,7 @@ def test_another_run_s_place_is_never_written_to(place: Place) -> None:
     disk = writer(place)
     claim(open_tier(disk.job.place, "other").store, "other")
     assert not disk.carry(*from_memory(place, 1))
-    assert "belongs to another run" in events(place, "warning")[-1]["detail"]
+    assert "belongs to another run" in events(place, "fault")[-1]["detail"]
     assert steps(disk) == []
 
 
