@@ -5,12 +5,11 @@ All times are means; faults are taken to be independent and rare (at most one at
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..specs.models import Cluster
 
-RESTART_S = 10.0
-"""Assumed time from a noticed fault to workers that are ready to read: rendezvous, imports, building the model."""
 NOTICE_EXIT_S = 1.0
 """Assumed time in which a node's agent notices that a worker has ended."""
 KINDS = ("process", "node", "cluster")
@@ -58,7 +57,7 @@ def notice_s(kind: str, cluster: Cluster) -> float:
 
 def recovery_s(kind: str, cluster: Cluster, source: Source | None) -> float:
     """Return the time from a fault to the first repeated step: notice, restart, read. Lost work is not in it."""
-    return notice_s(kind, cluster) + RESTART_S + (source.read_s if source else 0.0)
+    return notice_s(kind, cluster) + cluster.hardware.restart_time + (source.read_s if source else 0.0)
 
 
 def job_mtbf_s(cluster: Cluster, world: int) -> Faults:
@@ -66,9 +65,10 @@ def job_mtbf_s(cluster: Cluster, world: int) -> Faults:
     return Faults(cluster.mtbf.process / world, cluster.mtbf.node / cluster.nodes, None)
 
 
-def fault_rate(mtbf_s: Faults) -> float:
-    """Return faults per second of the whole job, over the kinds whose mean time is given."""
-    return sum(1 / mean_s for mean_s in (mtbf_s.process, mtbf_s.node, mtbf_s.cluster) if mean_s)
+def fault_rate(mtbf_s: Faults, kinds: Iterable[str] = KINDS) -> float:
+    """Return faults per second of the whole job, over those of `kinds` whose mean time is given."""
+    means: list[float | None] = [getattr(mtbf_s, kind) for kind in kinds]
+    return sum(1 / mean_s for mean_s in means if mean_s)
 
 
 def goodput(overhead: float, step_s: float, mtbf_s: Faults, lost: Faults, recovery: Faults) -> float:

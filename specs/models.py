@@ -71,7 +71,7 @@ class AdamW(Block):
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decay of matrices; vectors (norms, biases) are not decayed."""
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]  # noqa: RUF012 (pydantic copies defaults)
     """Decay rates of the first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator."""
@@ -304,7 +304,7 @@ class Spec(Block):
     """Parallel degrees."""
     cluster: Cluster = Cluster()
     """Nodes, workers, device."""
-    tiers: list[Tier] = [MemoryTier(type="memory"), DiskTier(type="disk")]
+    tiers: list[Tier] = [MemoryTier(type="memory"), DiskTier(type="disk")]  # noqa: RUF012 (pydantic copies defaults)
     """Places for checkpoints, fastest first; an empty list trains without checkpoints."""
     checkpoint: Checkpoint = Checkpoint()
     """What checkpointing may cost."""

@@ -250,8 +250,8 @@ def _same_folder(view: View) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
-    _batch, _degrees, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good, _object_options,
-    _same_folder,
+    _batch, _degrees, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
+    _object_options, _same_folder,
 )  # fmt: skip
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.planners.costs import backlog_s, checkpoint_costs
+from dtrain.planners.costs import Costs, backlog_s, checkpoint_costs
+from dtrain.planners.devices import rates
 from dtrain.planners.expected import (
-    RESTART_S,
     Faults,
     Source,
     fault_rate,
@@ -13,9 +13,14 @@ from dtrain.planners.expected import (
     lost_steps,
     recovery_s,
 )
+from dtrain.planners.machine import Machine
+from dtrain.planners.windows import Windows
 from dtrain.specs.models import Cluster
 
-CLUSTER = Cluster.model_validate({"nodes": 4, "workers_per_node": 8, "mtbf": {"process": "32h", "node": "400h"}})
+RESTART_S = 25.0
+CLUSTER = Cluster.model_validate(
+    {"nodes": 4, "workers_per_node": 8, "mtbf": {"process": "32h", "node": "400h"}, "hardware": {"restart_time": "25s"}}
+)
 
 
 def test_lost_work_is_half_an_interval_and_the_lag() -> None:
@@ -50,23 +55,29 @@ def test_goodput_by_hand() -> None:
     assert goodput(0.0, 1e6, once_an_hour, lost, recovery) == 0
 
 
+def costs(shard: int, windows: Windows, workers: int = 1, cores: int | None = None) -> Costs:
+    cluster = Cluster.model_validate({"workers_per_node": workers, "hardware": {"disk_bandwidth": "1GiB/s"}})
+    reached = rates(Machine(2, None, None, "h100"), cluster, "fp32")
+    return checkpoint_costs(shard, cluster, windows, reached, cores)
+
+
 def test_costs_of_a_checkpoint_that_fits() -> None:
-    costs = checkpoint_costs(2**30, workers_per_node=4, bytes_per_s=2**30, window_s=10.0, cpu_cores=None)
-    assert costs.copy_s == 1
-    assert costs.commit_lag_s == pytest.approx(7.5)
-    assert costs.write_s == pytest.approx(4.05)
-    assert (costs.snapshot_s, costs.drain_cpu_s) == (0, 0)
+    of_many = costs(2**30, Windows(100, 0.03, 0.07, bytes_per_s=2**30), workers=4)
+    assert of_many.copy_s == 1
+    assert of_many.commit_lag_s == pytest.approx(7.5, rel=0.01)
+    assert of_many.write_s == pytest.approx(4.05)
+    assert (of_many.snapshot_s, of_many.drain_cpu_s) == (0, 0)
 
 
 def test_costs_of_a_checkpoint_that_does_not_fit() -> None:
-    costs = checkpoint_costs(2**30, 1, 2**30, 0.25, None)
-    assert costs.snapshot_stall_s == pytest.approx(0.75)
-    assert costs.commit_lag_s == pytest.approx(1.0)
+    one = costs(2**30, Windows(1, 0.1, 0.15, bytes_per_s=2**30))
+    assert one.snapshot_stall_s == pytest.approx(0.75)
+    assert one.commit_lag_s == pytest.approx(1.0)
 
 
 def test_on_a_cpu_the_copy_takes_processor_time() -> None:
-    one = checkpoint_costs(2**30, 2, 8 * 2**30, 10.0, cpu_cores=2)
-    more_cores = checkpoint_costs(2**30, 2, 8 * 2**30, 10.0, cpu_cores=8)
+    windows = Windows(1, 3.0, 7.0, bytes_per_s=8 * 2**30)
+    one, more_cores = costs(2**30, windows, 2, cores=2), costs(2**30, windows, 2, cores=8)
     assert one.snapshot_stall_s == 0
     assert one.snapshot_s > 0
     assert one.snapshot_s == pytest.approx(4 * more_cores.snapshot_s)
