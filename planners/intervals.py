@@ -4,7 +4,8 @@ What a checkpoint costs the training (a stall, or processor time on a CPU) may t
 so k·step is at least cost/max_overhead. A snapshot of every step that keeps within that is made: it is what dtrain is
 for. Where it does not, fewer are made, and not more than lose least time: at k·step below the interval of Young (1974,
 doi:10.1145/361147.361115) and Daly (2006, doi:10.1016/j.future.2004.11.016) for that cost, and for the faults that this
-tier is the fastest to survive, more snapshots cost more than the work they save.
+tier is the fastest to survive, more snapshots cost more than the work they save. A run gets ten at least, if the
+budget allows them.
 
 A slower tier is written behind the training, so besides it must keep up: it is busy for `DRAIN_SHARE` of the time at
 most, and done when the next checkpoint is due. It is never wider than Young's and Daly's interval for training that
@@ -80,8 +81,10 @@ def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: floa
     allowed = _steps_within(cost_s, step_s, max_overhead)
     if allowed == 1:
         return place.fitted(1, FITS)
-    least = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s)
-    return place.fitted(max(allowed, least), BUDGET if allowed >= least else LEAST_LOSS)
+    least, per_run = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s), place.max_steps // LEAST_PER_RUN
+    if allowed >= min(least, per_run):
+        return place.fitted(allowed, BUDGET)
+    return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN)
 
 
 def slow_every(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..specs.models import SlowTier, Spec
 from ..specs.models import Tier as TierSpec
 from .devices import assumptions
 from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, Training, plan_from_json
-from .expected import KINDS, Faults, goodput, job_mtbf_s, lost_steps, recovery_s
+from .expected import KINDS, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
 from .intervals import Interval
 from .known import Known, know
 from .machine import Machine, Measured
@@ -174,6 +175,19 @@ def _memory(known: Known) -> MemoryNeed:
     )
 
 
+def _between(mtbf_s: Faults, sources: dict[str, Source | None], kind: str) -> float:
+    """Return the mean time between faults that throw the run back as far as one of this kind does.
+
+    One that a faster tier answers throws it back by that tier's interval only, and counts for that part.
+    """
+    own, rate = sources[kind], 0.0
+    for other in KINDS:
+        found = sources[other]
+        faster = own is not None and found is not None and KINDS.index(other) < KINDS.index(kind)
+        rate += fault_rate(mtbf_s, [other]) * (found.every / own.every if faster and own and found else 1.0)
+    return 1 / rate if rate else math.inf
+
+
 def _expected(known: Known, every: dict[str, int]) -> Expected:
     """Weigh what checkpoints cost against what faults cost."""
     spec, costs, step_s = known.spec, known.costs, known.step_s
@@ -182,9 +196,11 @@ def _expected(known: Known, every: dict[str, int]) -> Expected:
         nothing = Faults(None, None, None)
         return Expected(None, budget, None, nothing, nothing, mtbf_s, None)
     overhead_s, stall_s = cost_per_step_s(known, costs, every, step_s)
-    with_checkpoints_s = step_s + overhead_s
-    sources = {kind: source(known, costs, every, kind, with_checkpoints_s) for kind in KINDS}
-    lost = Faults(*(lost_steps(sources[kind], with_checkpoints_s, spec.max_steps) for kind in KINDS))
+    busy_s = step_s + cost_per_step_s(known, costs, every, step_s, waits=False)[0]
+    sources = {kind: source(known, costs, every, kind, busy_s) for kind in KINDS}
+    lost = Faults(
+        *(lost_steps(sources[kind], busy_s, spec.max_steps, _between(mtbf_s, sources, kind)) for kind in KINDS)
+    )
     recovery = Faults(*(recovery_s(kind, spec.cluster, sources[kind]) for kind in KINDS))
     overhead = overhead_s / step_s
     useful = goodput(overhead, step_s, mtbf_s, lost, recovery)

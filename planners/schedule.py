@@ -81,15 +81,22 @@ def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Inte
     )
 
 
-def cost_per_step_s(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> tuple[float, float]:
-    """Return what checkpoints add to a step on average, and how much of it is waiting."""
+def cost_per_step_s(
+    known: Known, costs: Costs, every: dict[str, int], step_s: float, *, waits: bool = True
+) -> tuple[float, float]:
+    """Return what checkpoints add to a step on average, and how much of it is waiting.
+
+    With `waits` false the waits for a slower tier are left out.
+    """
     if not every:
         return 0.0, 0.0
     slow = [tier for tier in known.spec.slow_tiers if tier.type in every]
     snapshots = next(iter(every.values()))
     stall_s = costs.snapshot_stall_s / snapshots
     taken_s = costs.snapshot_cpu_s / snapshots
-    if slow and slow[0].waits:  # only the first holds snapshots; what follows is filled from it, waited for by nobody
+    if (
+        waits and slow and slow[0].waits
+    ):  # only the first holds snapshots; what follows is filled from it, waited for by nobody
         steps = every[slow[0].type]
         stall_s += backlog_s(costs.slow_s(slow[0].type), steps, step_s) / steps
     taken_s += sum(costs.drain_cpu_s / every[tier.type] for tier in slow)
@@ -106,16 +113,32 @@ def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s:
         return None
     world, state = known.spec.world_size, known.sizes.state_bytes
     gather_s = (world - 1) / world * state / known.rates.exchange_bytes_per_s
+    steps, waiting = every[tier.type], waiting_part(known, costs, every, step_s)
     if isinstance(tier, MemoryTier):
-        return Source(every[tier.type], costs.commit_lag_s, costs.copy_s + gather_s)
+        return Source("memory", steps, costs.commit_lag_s, costs.copy_s + gather_s, waiting, steps)
     node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node
     on_disk = isinstance(tier, DiskTier)
-    read_s = node_bytes / (known.rates.disk_bytes_per_s if on_disk else known.rates.object_bytes_per_s)
-    lag_s = costs.commit_lag_s + costs.slow_s(tier.type)
-    steps = every[tier.type]
+    read_s = node_bytes / (known.rates.disk_bytes_per_s if on_disk else known.rates.object_bytes_per_s) + gather_s
+    write_s = costs.slow_s(tier.type)
+    if waiting > 0:
+        # While one checkpoint is written the next one is copied, and the snapshot after that takes the third slot: the
+        # second after it waits. So the newest whole one is that far and one interval behind when its write ends, and
+        # one interval more when the next one's does.
+        ahead = 2 * next(iter(every.values()))
+        return Source(tier.type, steps, (steps + ahead) * step_s, read_s, waiting, 2 * steps + ahead)
+    lag_s = costs.commit_lag_s + write_s
     if not tier.waits:
         steps *= left_out_factor(lag_s, steps, step_s)
-    return Source(steps, lag_s, read_s + gather_s)
+    return Source(tier.type, steps, lag_s, read_s)
+
+
+def waiting_part(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> float:
+    """Return the part of the time in which training waits for a slower tier that it is to wait for."""
+    tier = known.spec.first_slow_tier
+    if tier is None or not tier.waits:
+        return 0.0
+    waited_s = backlog_s(costs.slow_s(tier.type), every[tier.type], step_s)
+    return waited_s / (every[tier.type] * step_s + waited_s)
 
 
 def left_out_factor(lag_s: float, every: int, step_s: float) -> int:

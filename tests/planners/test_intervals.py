@@ -87,6 +87,7 @@ def test_a_stall_that_the_budget_allows_is_still_not_taken_more_often_than_pays(
     answer = memory_every(2.0, 1.0, 0.5, DAY_S, place())
     assert answer == Interval(math.ceil(young_daly_s(2.0, DAY_S)), LEAST_LOSS)
     assert memory_every(2.0, 1.0, 1e-3, DAY_S, place()) == Interval(2000, BUDGET)
+    assert memory_every(2.0, 1.0, 0.5, DAY_S, place(1000)) == Interval(1000 // LEAST_PER_RUN, PER_RUN)
 
 
 def test_free_snapshots_are_made_every_step() -> None:
