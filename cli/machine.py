@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,12 @@ NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 AMD_DEVICE = Path("/dev/kfd")
 NVIDIA_SMI_TIMEOUT_S = 1.0
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Environment variables that limit the threads of numpy's matrix products."""
+MATRIX = 1024
+"""Side of a square matrix: its product is 2 GFLOP, enough for many cores."""
+ARRAY_BYTES = 32 * 2**20
+LOOKS, LOOK_S = 5, 0.3
 ASSUMED_GPU = "h100"
 """Planned for when the spec asks for cuda and this machine has none."""
 UNKNOWN_GPU = "a100"
@@ -35,21 +43,66 @@ class Choice:
     assumed: tuple[str, ...] = ()
 
 
-def this_machine(spec: Spec) -> Machine:
+def this_machine(spec: Spec, *, look: bool = True) -> Machine:
     """Describe this machine as a node of the cluster; `cluster.accelerator` and `cluster.device` win.
 
     Planned for an accelerator that is not here, the job runs elsewhere: then this machine's memory says nothing.
+    Planned for a CPU, what a core of this machine does is looked at for a fraction of a second, unless `look` is
+    false or the spec gives both figures.
     """
     choice = choose_accelerator(spec)
     elsewhere = choice.accelerator != "cpu" and choice.count == 0
+    given = spec.cluster.hardware
+    look = look and choice.accelerator == "cpu" and "auto" in (given.flops, given.memory_bandwidth)
+    core = look_at_core(len(os.sched_getaffinity(0))) if look else Core(None, None)
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
         host_memory_bytes=None if elsewhere else psutil.virtual_memory().total,
         shm_free_bytes=None if elsewhere else shm_free_bytes(SHM),
         accelerator=choice.accelerator,
+        core_flop_per_s=core.flop_per_s,
+        core_traffic_bytes_per_s=core.traffic_bytes_per_s,
         accelerator_count=choice.count,
         assumed=choice.assumed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What one core was seen to do, per second."""
+
+    flop_per_s: float | None
+    """Matrix products in fp32."""
+    traffic_bytes_per_s: float | None
+    """One large array added to another."""
+
+
+def look_at_core(cores: int) -> Core:
+    """Time products of matrices on all cores, and a sum of arrays on one, for `LOOK_S` each at most.
+
+    The best of several tries counts: anything else that runs now will not when the job does.
+    """
+    import numpy as np
+
+    threads = next((int(value) for name in BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), cores)
+    factor = np.ones((MATRIX, MATRIX), np.float32)
+    product = np.empty_like(factor)
+    source = np.ones(ARRAY_BYTES // 4, np.float32)
+    target = np.ones_like(source)
+    product_s = _best(lambda: np.matmul(factor, factor, out=product))
+    sum_s = _best(lambda: np.add(source, target, out=target))
+    return Core(2 * MATRIX**3 / product_s / max(1, min(threads, cores)), 3 * ARRAY_BYTES / sum_s)
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Return the seconds of the quickest of some calls, the first one not counted."""
+    work()
+    times: list[float] = []
+    while len(times) < LOOKS and sum(times) < LOOK_S:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def choose_accelerator(spec: Spec) -> Choice:

@@ -38,6 +38,7 @@ BUDGET = "max_overhead allows no more"
 LEAST_LOSS = "more often would cost more than it saves (Young, Daly)"
 SUSTAINED = "as often as it can be written behind the training"
 PER_RUN = "a tenth of the run"
+WITH_EACH = "with each checkpoint of the tier before"
 HOURLY = "one in an hour"
 UNTIMED = "times are not known"
 GIVEN = "given"
@@ -62,7 +63,8 @@ class Place:
 
     def fitted(self, wanted: int, why: str) -> Interval:
         """Return the next interval from `wanted` up that the tiers before and after can have, within the run."""
-        return Interval(_fitted(wanted, self.source_every, self.max_steps, self.divides), why)
+        steps = _fitted(wanted, self.source_every, self.max_steps, self.divides)
+        return Interval(steps, WITH_EACH if wanted < self.source_every == steps else why)
 
 
 def young_daly_s(cost_s: float, mtbf_s: float) -> float:

@@ -44,6 +44,8 @@ def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters
 
 
 def _pace(windows: Windows, shard: int, pace: float) -> str:
+    if windows.stall_s(shard) > 0:
+        return "the copy runs at the channel's full rate in all windows, and on until it is done"
     if pace >= 1:
         slack_s = windows.window_s + windows.exchange_s - windows.unpaced_end_s(shard)
         beside = " (what gradients leave of the link is counted)" if windows.gradients_s > 0 else ""

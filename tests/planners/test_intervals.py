@@ -16,6 +16,7 @@ from dtrain.planners.intervals import (
     LEAST_PER_RUN,
     PER_RUN,
     SUSTAINED,
+    WITH_EACH,
     Interval,
     Place,
     divisors,
@@ -111,6 +112,10 @@ def test_a_slower_tier_gets_what_it_sustains() -> None:
 def test_a_write_is_done_when_the_next_one_is_due_the_copy_before_it_included() -> None:
     assert slow(write_s=0.5, lag_s=0.5).steps == 1
     assert slow(write_s=0.5, lag_s=0.75).steps == 2
+
+
+def test_a_tier_that_could_follow_faster_gets_each_checkpoint_of_the_one_before() -> None:
+    assert slow(place(source_every=50), write_s=8.1) == Interval(50, WITH_EACH)
 
 
 def test_the_budget_widens_it_up_to_what_a_stopping_write_would_take() -> None:

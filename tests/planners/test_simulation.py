@@ -31,6 +31,9 @@ CPU = Machine(cpu_cores=2, host_memory_bytes=2**34, shm_free_bytes=2**33, accele
 CORES = Machine(cpu_cores=10**6, host_memory_bytes=2**34, shm_free_bytes=2**33, accelerator="cpu")
 
 
+SHORT = Measured(0.1, 0.2, 0.05, exchange_s=0.0)
+
+
 @dataclass(frozen=True)
 class Case:
     """A job; the copy takes `load` of the time of its windows, a write to the disk `write` steps."""
@@ -40,7 +43,7 @@ class Case:
     write: float = 0.5
     upload: float = 2.0
     micro_batches: int = 4
-    times: Measured = Measured(0.1, 0.2, 0.05, exchange_s=0.0)
+    times: Measured = SHORT
     machine: Machine = GPU
     gradients: float = 0.0
     """Time of the gradients on the copy's link, in backward passes."""
