@@ -69,6 +69,27 @@ def test_this_machine(make_spec: MakeSpec, tmp_path: Path) -> None:
     assert shm_free_bytes(tmp_path / "missing") is None
 
 
+def test_a_core_is_looked_at_where_the_plan_needs_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = this_machine(make_spec())
+    assert 1e8 < (here.core_flop_per_s or 0) < 1e13
+    assert 1e7 < (here.core_traffic_bytes_per_s or 0) < 1e13
+    monkeypatch.setattr(module, "look_at_core", lambda cores: pytest.fail("looked at although nobody needs it"))
+    assert this_machine(make_spec(), look=False).core_flop_per_s is None
+    given = {"device": "cpu", "hardware": {"flops": "50GFLOP/s", "memory_bandwidth": "20GB/s"}}
+    assert this_machine(make_spec(cluster=given)).core_flop_per_s is None
+    assert this_machine(make_spec(cluster={"accelerator": "h100"})).core_flop_per_s is None
+
+
+def test_limited_threads_are_one_core_s_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_best", lambda work: 1.0)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = module.look_at_core(8).flop_per_s or 0
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert alone == pytest.approx(8 * (module.look_at_core(8).flop_per_s or 0))
+
+
 @pytest.mark.usefixtures("gpus")
 def test_memory_of_another_machine_is_not_known(make_spec: MakeSpec) -> None:
     elsewhere = this_machine(make_spec(cluster={"accelerator": "mi300x"}))
