@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -24,10 +25,10 @@ AMD_DEVICE = Path("/dev/kfd")
 NVIDIA_SMI_TIMEOUT_S = 1.0
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Environment variables that limit the threads of numpy's matrix products."""
-MATRIX = 1024
-"""Side of a square matrix: its product is 2 GFLOP, enough for many cores."""
+PRODUCT_FLOP = 60e6
+"""Of a product of matrices, per core: half a millisecond, so that one of many is not disturbed."""
 ARRAY_BYTES = 32 * 2**20
-LOOKS, LOOK_S = 5, 0.3
+LEAST_LOOKS, LOOK_S = 3, 0.15
 ASSUMED_GPU = "h100"
 """Planned for when the spec asks for cuda and this machine has none."""
 UNKNOWN_GPU = "a100"
@@ -78,27 +79,33 @@ class Core:
 
 
 def look_at_core(cores: int) -> Core:
-    """Time products of matrices on all cores, and a sum of arrays on one, for `LOOK_S` each at most.
+    """Time products of matrices on all cores, and a sum of arrays on one, for `LOOK_S` each.
 
-    The best of several tries counts: anything else that runs now will not when the job does.
+    The best of many short tries counts: anything else that runs now will not when the job does. Rounded to five steps per
+    power of ten, so that the same machine gives the same plan every time.
     """
     import numpy as np
 
     threads = next((int(value) for name in BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), cores)
-    factor = np.ones((MATRIX, MATRIX), np.float32)
+    side = 64 * round((cores * PRODUCT_FLOP / 2) ** (1 / 3) / 64)
+    factor = np.ones((side, side), np.float32)
     product = np.empty_like(factor)
     source = np.ones(ARRAY_BYTES // 4, np.float32)
     target = np.ones_like(source)
     product_s = _best(lambda: np.matmul(factor, factor, out=product))
     sum_s = _best(lambda: np.add(source, target, out=target))
-    return Core(2 * MATRIX**3 / product_s / max(1, min(threads, cores)), 3 * ARRAY_BYTES / sum_s)
+    return Core(_rounded(2 * side**3 / product_s / max(1, min(threads, cores))), _rounded(3 * ARRAY_BYTES / sum_s))
+
+
+def _rounded(value: float) -> float:
+    return 10 ** (round(5 * math.log10(value)) / 5)
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Return the seconds of the quickest of some calls, the first one not counted."""
+    """Return the seconds of the quickest of many calls, the first one not counted."""
     work()
     times: list[float] = []
-    while len(times) < LOOKS and sum(times) < LOOK_S:
+    while len(times) < LEAST_LOOKS or sum(times) < LOOK_S:
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
