@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +14,13 @@ import psutil
 from ..planners.devices import ACCELERATORS
 from ..planners.machine import Machine
 from ..specs.models import Spec
+from .core import Core, look_at_core
 
 SHM = Path("/dev/shm")
 NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 AMD_DEVICE = Path("/dev/kfd")
 NVIDIA_SMI_TIMEOUT_S = 1.0
-BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""Environment variables that limit the threads of numpy's matrix products."""
-PRODUCT_FLOP = 60e6
-"""Of a product of matrices, per core: half a millisecond, so that one of many is not disturbed."""
-ARRAY_BYTES = 32 * 2**20
-LEAST_LOOKS, LOOK_S = 3, 0.15
 ASSUMED_GPU = "h100"
 """Planned for when the spec asks for cuda and this machine has none."""
 UNKNOWN_GPU = "a100"
@@ -55,7 +47,7 @@ def this_machine(spec: Spec, *, look: bool = True) -> Machine:
     elsewhere = choice.accelerator != "cpu" and choice.count == 0
     given = spec.cluster.hardware
     look = look and choice.accelerator == "cpu" and "auto" in (given.flops, given.memory_bandwidth)
-    core = look_at_core(len(os.sched_getaffinity(0))) if look else Core(None, None)
+    core = look_at_core() if look else Core()
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
         host_memory_bytes=None if elsewhere else psutil.virtual_memory().total,
@@ -66,50 +58,6 @@ def this_machine(spec: Spec, *, look: bool = True) -> Machine:
         accelerator_count=choice.count,
         assumed=choice.assumed,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What one core was seen to do, per second."""
-
-    flop_per_s: float | None
-    """Matrix products in fp32."""
-    traffic_bytes_per_s: float | None
-    """One large array added to another."""
-
-
-def look_at_core(cores: int) -> Core:
-    """Time products of matrices on all cores, and a sum of arrays on one, for `LOOK_S` each.
-
-    The best of many short tries counts: anything else that runs now will not when the job does. Rounded to five steps per
-    power of ten, so that the same machine gives the same plan every time.
-    """
-    import numpy as np
-
-    threads = next((int(value) for name in BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), cores)
-    side = 64 * round((cores * PRODUCT_FLOP / 2) ** (1 / 3) / 64)
-    factor = np.ones((side, side), np.float32)
-    product = np.empty_like(factor)
-    source = np.ones(ARRAY_BYTES // 4, np.float32)
-    target = np.ones_like(source)
-    product_s = _best(lambda: np.matmul(factor, factor, out=product))
-    sum_s = _best(lambda: np.add(source, target, out=target))
-    return Core(_rounded(2 * side**3 / product_s / max(1, min(threads, cores))), _rounded(3 * ARRAY_BYTES / sum_s))
-
-
-def _rounded(value: float) -> float:
-    return 10 ** (round(5 * math.log10(value)) / 5)
-
-
-def _best(work: Callable[[], object]) -> float:
-    """Return the seconds of the quickest of many calls, the first one not counted."""
-    work()
-    times: list[float] = []
-    while len(times) < LEAST_LOOKS or sum(times) < LOOK_S:
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
 
 
 def choose_accelerator(spec: Spec) -> Choice:
