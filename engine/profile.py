@@ -31,7 +31,7 @@ from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .state import infos, seed_everything
 
-REPEATS = 15
+REPEATS = 9
 COUNT, BESIDE = "count", "beside"
 READY = "ready\n"
 COPIES = 5
