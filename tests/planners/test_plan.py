@@ -239,14 +239,12 @@ def test_gradients_of_several_nodes_leave_a_gpu_by_the_copy_s_link(
 
 
 def test_the_plan_says_why(make_spec: MakeSpec, laptop: Machine) -> None:
-    def why(**storage: Any) -> str:
+    def why(batch: int = 32, **storage: Any) -> str:
         cluster = {"workers_per_node": 2, "channels": {"storage": storage}, "hardware": {"node_bandwidth": "100MB/s"}}
-        return " ".join(make_plan(make_spec(cluster=cluster), laptop).why)
+        return " ".join(make_plan(make_spec(cluster=cluster, training={"global_batch_size": batch}), laptop).why)
 
     assert "75 % of the windows' time" in why()
-    assert "before the last backward pass, in which gradients need the same link" in why(
-        bandwidth="25MB/s", shared=True
-    )
+    assert "before the last backward pass, in which gradients need" in why(8, bandwidth="400MB/s", shared=True)
     assert "full rate; " in why(bandwidth="20MB/s")
     assert "of it fits, and the update waits" in why(bandwidth="10MB/s")
     assert make_plan(make_spec(tiers=[]), laptop).why == ()
