@@ -14,6 +14,7 @@ import psutil
 from ..planners.devices import ACCELERATORS
 from ..planners.machine import Machine
 from ..specs.models import Spec
+from .core import Core, look_at_core
 
 SHM = Path("/dev/shm")
 NVIDIA_PROC = Path("/proc/driver/nvidia/gpus")
@@ -35,18 +36,25 @@ class Choice:
     assumed: tuple[str, ...] = ()
 
 
-def this_machine(spec: Spec) -> Machine:
+def this_machine(spec: Spec, *, look: bool = True) -> Machine:
     """Describe this machine as a node of the cluster; `cluster.accelerator` and `cluster.device` win.
 
     Planned for an accelerator that is not here, the job runs elsewhere: then this machine's memory says nothing.
+    Planned for a CPU, what a core of this machine does is looked at for a fraction of a second, unless `look` is
+    false or the spec gives both figures.
     """
     choice = choose_accelerator(spec)
     elsewhere = choice.accelerator != "cpu" and choice.count == 0
+    given = spec.cluster.hardware
+    look = look and choice.accelerator == "cpu" and "auto" in (given.flops, given.memory_bandwidth)
+    core = look_at_core() if look else Core()
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
         host_memory_bytes=None if elsewhere else psutil.virtual_memory().total,
         shm_free_bytes=None if elsewhere else shm_free_bytes(SHM),
         accelerator=choice.accelerator,
+        core_flop_per_s=core.flop_per_s,
+        core_traffic_bytes_per_s=core.traffic_bytes_per_s,
         accelerator_count=choice.count,
         assumed=choice.assumed,
     )

@@ -52,11 +52,12 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     from ..engine.entry import UserCodeError, UserCodeFailed, add_import_paths
     from ..engine.profile import profile
 
-    add_import_paths(str(Path.cwd()), str(spec_folder))
+    import_paths = (str(Path.cwd()), str(spec_folder.resolve()))
+    add_import_paths(*import_paths)
     try:
-        parameters, measured = profile(spec)
+        parameters, measured = profile(spec, import_paths)
     except (UserCodeError, DataError) as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
-    return show(make_plan(spec, this_machine(spec), measured, parameters), as_json)
+    return show(make_plan(spec, this_machine(spec, look=False), measured, parameters), as_json)

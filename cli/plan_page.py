@@ -47,6 +47,8 @@ def plan_page(plan: Plan, width: int, glyphs: Glyphs = UNICODE) -> RenderableTyp
     parts += [_title(_step_title(plan)), *_step(plan, width - 1, glyphs)]
     parts += [_title("Storage parameters"), *_storage(plan)]
     parts += [_title("Tiers"), *_tiers(plan)]
+    if plan.changes:
+        parts += [_title("To store more often"), *_bullets(plan.changes, "")]
     parts += [_title("Memory"), *_memory(plan)]
     parts += [_title("Expected"), *_expected(plan)]
     parts += [_title("Rests on"), *_bullets(plan.assumptions, "")]
@@ -156,7 +158,7 @@ def _drained(plan: Plan) -> list[TierPlan]:
 
 
 def _every(tier: TierPlan) -> str:
-    return "every step" if tier.every == 1 else f"every {tier.every} steps"
+    return "every step" if tier.every == 1 else f"every {tier.every:,} steps"
 
 
 def _lane(name: str, drawing: Text) -> Padding:
@@ -180,15 +182,7 @@ def _storage(plan: Plan) -> Iterator[RenderableType]:
     if plan.model.state_bytes_per_rank is None or plan.storage.copy_s is None:
         yield _line("the shard's size is not known before the model is built")
         return
-    words = (
-        f"shard {size(plan.model.state_bytes_per_rank)} per rank at {size(plan.storage.bytes_per_s)}/s: "
-        f"{duration(plan.storage.copy_s)}"
-    )
-    if plan.storage.load is not None:
-        wait_s = plan.storage.copy_s - (plan.iteration.window_s or 0.0)
-        fits = "a whole step fits" if wait_s <= 0 else f"the update waits {duration(wait_s)} for it"
-        words += f", {share(plan.storage.load)} of the windows' time; {fits}"
-    yield _line(words)
+    yield from _bullets(plan.why, "")
 
 
 def _tiers(plan: Plan) -> Iterator[RenderableType]:
@@ -207,6 +201,9 @@ def _tiers(plan: Plan) -> Iterator[RenderableType]:
             ", ".join(tier.survives),
         )
     yield Padding(table, (0, 0, 0, INDENT))
+    for tier in plan.tiers:
+        if tier.auto:
+            yield _line(f"{tier.type} {_every(tier)}: {tier.why}", "dim")
     for tier in _drained(plan):
         kept = "" if tier.keep_every is None else f" and one every {plural(tier.keep_every, 'step')}"
         peak = "" if tier.peak_bytes is None else f", at most {size(tier.peak_bytes)}"

@@ -88,9 +88,8 @@ def _stretches(plan: Plan) -> Iterator[tuple[str, float, int]]:
         yield "B", backward_s, 2 * index + 1
     if times.exchange_s:
         yield "X", times.exchange_s, 2 * n
-    copy_s = plan.storage.copy_s or 0.0
-    if plan.tiers and times.window_s is not None and copy_s > times.window_s:
-        yield "S", copy_s - times.window_s, 2 * n
+    if plan.tiers and plan.storage.stall_s:
+        yield "S", plan.storage.stall_s, 2 * n
     yield "U", times.optimizer_s or 0.0, 2 * n
 
 
@@ -112,7 +111,7 @@ def copy_lane(plan: Plan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
             lane.append(glyphs.gap * segment.columns, style="dim")
             continue
         busy = 0
-        if segment.letter == "S":
+        if segment.letter == "S" or (segment.letter == "X" and plan.storage.stall_s):
             busy = segment.columns
         elif segment.letter in "FB" and (bytes_ := _window_bytes(plan, segment)) > 0:
             needed = bytes_ / plan.storage.bytes_per_s / segment.length_s if segment.length_s else 1.0

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -28,10 +28,13 @@ from .context import LAUNCHER, die_with_parent, pick_device
 from .data.build import Batches, build_samples
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .models.build import build_model, compute_loss, to_device
-from .optim import build_optimizer
+from .optim import build_optimizer, clip_gradients
 from .state import infos, seed_everything
 
-REPEATS = 5
+REPEATS = 9
+COUNT, BESIDE = "count", "beside"
+READY = "ready\n"
+COPIES = 5
 COPY_BYTES = 64 * 2**20
 T = TypeVar("T")
 
@@ -55,7 +58,20 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
 
     Raises UserCodeError or UserCodeFailed with what that process said.
     """
-    request = json.dumps({"spec": spec_to_json(spec), "import_paths": import_paths})
+    process = _ask(spec, import_paths, COUNT)
+    try:
+        output, said = process.communicate()
+    finally:
+        _end(process)
+    if process.returncode == Code.BAD_SPEC:
+        raise UserCodeError(said.strip())
+    if process.returncode != 0:
+        raise UserCodeFailed(said.strip())
+    return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(output.splitlines()[-1])]
+
+
+def _ask(spec: Spec, import_paths: tuple[str, ...], what: str) -> subprocess.Popen[str]:
+    """Start this module as a process that does `what` for the spec."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "dtrain.engine.profile"],
         stdin=subprocess.PIPE,
@@ -65,52 +81,99 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
         start_new_session=True,
         env={**os.environ, LAUNCHER: str(os.getpid())},
     )
-    try:
-        output, said = process.communicate(request)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and whatever the code has started
-    if process.returncode == Code.BAD_SPEC:
-        raise UserCodeError(said.strip())
-    if process.returncode != 0:
-        raise UserCodeFailed(said.strip())
-    return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(output.splitlines()[-1])]
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it says why when it is asked for its answer
+        process.stdin.write(json.dumps({"what": what, "spec": spec_to_json(spec), "import_paths": import_paths}) + "\n")
+        process.stdin.flush()
+    return process
 
 
-def profile(spec: Spec) -> tuple[list[TensorInfo], Measured]:
-    """Run a few passes of one rank here and time them (medians of five, after a warm-up)."""
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it and whatever its code has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Measured]:
+    """Run a few passes of one rank here and time them (medians, after a warm-up).
+
+    On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory. The exchange of
+    gradients is not timed.
+    """
     device = pick_device(spec.cluster.device, 0)
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node))
-    seed_everything(spec.seed)
-    model = build_model(spec.model).to(device)
-    optimizer = build_optimizer(model, spec.training.optimizer)
-    batches = Batches(
-        build_samples(spec.dataset),
-        seed=spec.seed,
-        global_batch=spec.training.global_batch_size,
-        micro_batch=spec.training.micro_batch_size,
-        rank=0,
-        world=spec.world_size,
-    )
-    batch = to_device(batches.get(0, 0), device)
-    mixed = spec.training.precision == "bf16-mixed"
-    times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-    for _ in range(1 + REPEATS):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-            loss, seconds = _timed(lambda: compute_loss(model, batch), device)
-        times["forward"].append(seconds)
-        times["backward"].append(_timed(loss.backward, device)[1])
-        times["optimizer"].append(_timed(optimizer.step, device)[1])
-        optimizer.zero_grad(set_to_none=True)
-    forward_s, backward_s, optimizer_s = (median(values[1:]) for values in times.values())
+    with _neighbours(spec, import_paths) if device.type == "cpu" else contextlib.nullcontext() as ready:
+        rank = _Rank(spec, device)
+        rank.step()
+        if ready is not None:
+            ready()
+        steps = [rank.step() for _ in range(REPEATS)]
+    forward_s, backward_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
     measured = Measured(
         forward_s=forward_s,
         backward_s=backward_s,
         optimizer_s=optimizer_s,
         copy_bytes_per_s=_copy_speed() if device.type == "cpu" else None,
     )
-    return _parameters(model), measured
+    return _parameters(rank.model), measured
+
+
+class _Rank:
+    """One worker's model, optimizer and batch, without the others."""
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        if device.type == "cpu":
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node))
+        seed_everything(spec.seed)
+        self.spec, self.device = spec, device
+        self.model = build_model(spec.model).to(device)
+        self.optimizer = build_optimizer(self.model, spec.training.optimizer)
+        batches = Batches(
+            build_samples(spec.dataset),
+            seed=spec.seed,
+            global_batch=spec.training.global_batch_size,
+            micro_batch=spec.training.micro_batch_size,
+            rank=0,
+            world=spec.world_size,
+        )
+        self.batch = to_device(batches.get(0, 0), device)
+
+    def step(self) -> tuple[float, float, float]:
+        """One pass and one update; returns the seconds of forward, backward and update.
+
+        As in training the gradients are already there, to be added to, and are clipped as part of the update.
+        """
+        mixed = self.spec.training.precision == "bf16-mixed"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
+            loss, forward_s = _timed(lambda: compute_loss(self.model, self.batch), self.device)
+        _, backward_s = _timed(loss.backward, self.device)
+        _, optimizer_s = _timed(self._update, self.device)
+        return forward_s, backward_s, optimizer_s
+
+    def _update(self) -> None:
+        clip_gradients(self.model, self.spec.training.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.spec.micro_batches == 1)
+
+
+@contextlib.contextmanager
+def _neighbours(spec: Spec, import_paths: tuple[str, ...]) -> Iterator[Callable[[], None]]:
+    """Let the node's other workers compute in processes of their own; yields a function that waits until they do."""
+    others = [_ask(spec, import_paths, BESIDE) for _ in range(spec.cluster.workers_per_node - 1)]
+
+    def wait() -> None:
+        for other in others:
+            assert other.stdout is not None
+            if READY not in iter(other.stdout.readline, ""):
+                raise UserCodeFailed(
+                    f"a worker beside the one that is timed has failed: {other.communicate()[1].strip()}"
+                )
+
+    try:
+        yield wait
+    finally:
+        for other in others:
+            _end(other)
 
 
 def _timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
@@ -130,7 +193,7 @@ def _copy_speed() -> float:
         with mmap.mmap(descriptor, COPY_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as target:
             anchor = ctypes.c_char.from_buffer(target)
             times = []
-            for _ in range(REPEATS):
+            for _ in range(COPIES):
                 started = time.perf_counter()
                 ctypes.memmove(ctypes.addressof(anchor), source.data_ptr(), COPY_BYTES)
                 times.append(time.perf_counter() - started)
@@ -141,17 +204,30 @@ def _copy_speed() -> float:
 
 
 def main() -> int:
-    """Answer `count_apart`: a spec as JSON on standard input, the parameters as JSON on standard output."""
+    """Answer `count_apart` with the parameters as JSON, or keep a core busy as a neighbour of `profile`."""
     die_with_parent()
-    request = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.readline())
     add_import_paths(*request["import_paths"], str(Path.cwd()))
+    spec = spec_from_json(request["spec"])
     try:
-        found = parameters_of(spec_from_json(request["spec"]))
+        if request["what"] == BESIDE:
+            _compute_on(spec)
+        found = parameters_of(spec)
     except (UserCodeError, UserCodeFailed) as error:
         sys.stderr.write(str(error))
         return int(Code.BAD_SPEC if isinstance(error, UserCodeError) else Code.FAILED)
     sys.stdout.write("\n" + json.dumps([[info.name, info.dtype, list(info.shape)] for info in found]) + "\n")
     return 0
+
+
+def _compute_on(spec: Spec) -> NoReturn:
+    """Make steps until killed."""
+    rank = _Rank(spec, torch.device("cpu"))
+    rank.step()
+    sys.stdout.write(READY)
+    sys.stdout.flush()
+    while True:
+        rank.step()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""What each snapshot and each disk checkpoint takes from the training, and how long their writes last."""
+"""What each snapshot and each slower checkpoint takes from the training, and how long their writes last."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..specs.models import Cluster
 from .devices import (
     CPU_COPY_BYTES_PER_S,
-    DISK_BYTES_PER_S,
     DISK_COMMIT_S,
     DRAIN_CPU_S_PER_BYTE,
-    OBJECT_BYTES_PER_S,
     OBJECT_COMMIT_S,
+    Rates,
     with_digest,
 )
-from .windows import copy_lead, stall_s
+from .windows import Windows, storage_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,7 @@ class Costs:
 
 
 def checkpoint_costs(
-    shard_bytes: int,
-    workers_per_node: int,
-    bytes_per_s: float,
-    window_s: float,
-    cpu_cores: int | None,
+    shard_bytes: int, cluster: Cluster, windows: Windows, reached: Rates, cpu_cores: int | None
 ) -> Costs:
     """Return the costs of one checkpoint; `cpu_cores` is None when the passes run on an accelerator.
 
@@ -58,20 +54,20 @@ def checkpoint_costs(
     bandwidth: taken to cost nothing but a stall. On a CPU the passes use all cores, so processor time of the
     copies and the drain stretches them by that time divided by the cores: an upper estimate.
     """
-    copy_s = shard_bytes / bytes_per_s
-    node_bytes = shard_bytes * workers_per_node
+    node_bytes = shard_bytes * cluster.workers_per_node
     node_copy_s = node_bytes / with_digest(CPU_COPY_BYTES_PER_S)
+    forward, backward = storage_parameters(shard_bytes, windows.micro_batches, windows, ("memory",))
     return Costs(
-        copy_s=copy_s,
-        commit_lag_s=max(copy_s, window_s / copy_lead(shard_bytes, window_s, bytes_per_s)),
-        write_s=node_bytes / DISK_BYTES_PER_S + DISK_COMMIT_S,
-        upload_s=2 * node_bytes / OBJECT_BYTES_PER_S + OBJECT_COMMIT_S,
-        snapshot_stall_s=stall_s(shard_bytes, window_s, bytes_per_s),
+        copy_s=shard_bytes / windows.bytes_per_s,
+        commit_lag_s=windows.copied_s(shard_bytes, forward.bytes_per_window or 0, backward.bytes_per_window or 0),
+        write_s=node_bytes / reached.disk_bytes_per_s + DISK_COMMIT_S,
+        upload_s=2 * node_bytes / reached.object_bytes_per_s + OBJECT_COMMIT_S,
+        snapshot_stall_s=windows.stall_s(shard_bytes),
         snapshot_cpu_s=node_copy_s / cpu_cores if cpu_cores else 0.0,
         drain_cpu_s=node_bytes * DRAIN_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
     )
 
 
 def backlog_s(write_s: float, every: int, step_s: float) -> float:
-    """Return how long the training waits per disk checkpoint when the disk cannot keep up with `every`."""
+    """Return how long the training waits per checkpoint when a tier cannot keep up with `every`."""
     return max(0.0, write_s - every * step_s)

@@ -1,27 +1,35 @@
 """What the hardware can do: published peaks, and the share of them that training is assumed to reach.
 
-Every figure under "assumed" below is an assumption that `--profile` or the spec replaces, never a measurement
-of the machine at hand.
+Every figure under "assumed" below is an assumption that `--profile`, a run's own measurement or the spec replaces,
+never a measurement of the machine at hand. The table of accelerators holds data sheets; none was ever measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..specs.models import Cluster, Spec
-from .machine import Machine
+from .machine import Machine, Measured
 from .words import GIB, plural, size
 
 MODEL_FLOP_UTILISATION = 0.4
 """Assumed share of the dense peak that training reaches; published: 0.46 for PaLM 540B (Chowdhery et al. 2022,
 arXiv:2204.02311, table 3), 0.38 to 0.43 for Llama 3 405B (Grattafiori et al. 2024, arXiv:2407.21783, table 4)."""
+FP32_UTILISATION = 0.6
+"""Assumed share of the fp32 peak: without tensor cores the same kernels wait less for memory."""
 MEMORY_EFFICIENCY = 0.5
 """Assumed share of the device memory's bandwidth that the update's element-wise kernels reach."""
 HOST_LINK_EFFICIENCY = 0.8
 """Assumed share of the link's raw rate that large copies to page-locked memory reach."""
 
 CPU_FLOP_PER_S = 40e9
-"""Assumed fp32 FLOP/s that training reaches per core (tried: 59 to 77 on one core of an AVX-512 server)."""
+"""Assumed fp32 FLOP/s that training reaches per core of a machine that nobody has looked at."""
+CPU_MATMUL_SHARE = 0.5
+"""Assumed share of a core's large matrix products that training reaches (tried: 0.4 for 1.9 M parameters, 0.55 to 0.7
+for 15 M, on an AVX-512 server)."""
+CPU_TRAFFIC_SHARE = 0.5
+"""Assumed share of a core's element-wise traffic that the update reaches beside other workers (tried: 0.4 to 0.6)."""
 CPU_UPDATE_BYTES_PER_S = 10 * GIB
 """Assumed memory traffic of the update on a CPU (tried: 7.5 to 18 GiB/s)."""
 CPU_COPY_BYTES_PER_S = 8 * GIB
@@ -33,6 +41,9 @@ CPU_NETWORK_BYTES_PER_S = 10e9 / 8
 
 DIGEST_BYTES_PER_S = 16 * GIB
 """Assumed rate of the digest (xxh3) that the copier computes of every slice after copying it."""
+
+FINITE_BYTES_PER_S = 28 * GIB
+"""Assumed rate of the look for NaN and infinity (docs/status.md: a copy with digest takes 1.19 times as long)."""
 
 DISK_BYTES_PER_S = 1 * GIB
 """Assumed rate of durable writes, and of reads, of one node."""
@@ -56,7 +67,7 @@ class Accelerator:
     bf16_flop_per_s: float
     """Dense matrix products in bf16 (half of the figures with sparsity)."""
     fp32_flop_per_s: float
-    """Dense matrix products on fp32 data as TF32."""
+    """Matrix products in true fp32: PyTorch rounds none to TF32 unless it is told to, and dtrain does not tell it."""
     memory_bytes: int
     """Device memory."""
     memory_bytes_per_s: float
@@ -73,23 +84,23 @@ class Accelerator:
 
 ACCELERATORS: dict[str, Accelerator] = {
     "a100": Accelerator(
-        312e12, 156e12, 80 * 10**9, 2.039e12, 31.5e9, 300e9, 25e9,
+        312e12, 19.5e12, 80 * 10**9, 2.039e12, 31.5e9, 300e9, 25e9,
         "NVIDIA A100 80GB SXM data sheet; DGX A100 data sheet (8 x 200 Gbit/s)",
     ),
     "h100": Accelerator(
-        989.4e12, 494.7e12, 80 * 10**9, 3.35e12, 63e9, 450e9, 50e9,
+        989.4e12, 67e12, 80 * 10**9, 3.35e12, 63e9, 450e9, 50e9,
         "NVIDIA H100 SXM data sheet; DGX H100 data sheet (8 x 400 Gbit/s)",
     ),
     "h200": Accelerator(
-        989.4e12, 494.7e12, 141 * 10**9, 4.8e12, 63e9, 450e9, 50e9,
+        989.4e12, 67e12, 141 * 10**9, 4.8e12, 63e9, 450e9, 50e9,
         "NVIDIA H200 SXM data sheet; DGX H200 data sheet (8 x 400 Gbit/s)",
     ),
     "b200": Accelerator(
-        2.25e15, 1.1e15, 180 * 10**9, 8e12, 63e9, 900e9, 50e9,
+        2.25e15, 75e12, 180 * 10**9, 8e12, 63e9, 900e9, 50e9,
         "NVIDIA Blackwell architecture brief (HGX B200); DGX B200 data sheet (8 x 400 Gbit/s)",
     ),
     "mi300x": Accelerator(
-        1307.4e12, 653.7e12, 192 * 10**9, 5.3e12, 63e9, 448e9, 50e9,
+        1307.4e12, 163.4e12, 192 * 10**9, 5.3e12, 63e9, 448e9, 50e9,
         "AMD Instinct MI300X data sheet (7 x 64 GB/s links)",
     ),
 }  # fmt: skip
@@ -97,78 +108,166 @@ ACCELERATORS: dict[str, Accelerator] = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one rank is assumed to reach, per second."""
+    """What one rank, or for slower tiers one node, is taken to reach, per second."""
 
     flop_per_s: float
     update_bytes_per_s: float
     copy_bytes_per_s: float
-    """Into the memory tier, digest included."""
+    """Into the memory tier, digest and look for NaN included."""
+    link_bytes_per_s: float | None
+    """The link by which state leaves the device; None on a CPU, where a copy crosses none."""
+    node_bytes_per_s: float
+    """To another rank of the node."""
+    network_bytes_per_s: float
+    """To another node."""
     exchange_bytes_per_s: float
-    """Between ranks, over the slowest link of the ring."""
+    """Of a ring over all ranks: between nodes each worker of a node carries a part of it."""
+    sum_bytes_per_s: float | None
+    """At which processors send and add gradients, so that no pass hides it; None: accelerators do that."""
     launch_s: float
     """Least time of one layer's forward pass."""
     device_memory_bytes: int | None
     """None on a CPU, whose device memory is the host's."""
+    disk_bytes_per_s: float
+    """One node's durable writes, and its reads."""
+    object_bytes_per_s: float
+    """One node to or from the object store."""
 
 
-def rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
-    """Return the rates of one of `cluster.workers_per_node` ranks on a node like `machine`."""
-    if machine.accelerator == "cpu":
-        return _cpu_rates(machine, cluster)
-    device = ACCELERATORS[machine.accelerator]
-    peak = device.bf16_flop_per_s if precision == "bf16-mixed" else device.fp32_flop_per_s
-    return Rates(
-        flop_per_s=MODEL_FLOP_UTILISATION * peak,
-        update_bytes_per_s=MEMORY_EFFICIENCY * device.memory_bytes_per_s,
-        copy_bytes_per_s=with_digest(HOST_LINK_EFFICIENCY * device.host_link_bytes_per_s),
-        exchange_bytes_per_s=device.network_bytes_per_s if cluster.nodes > 1 else device.node_link_bytes_per_s,
-        launch_s=LAYER_LAUNCH_S["gpu"],
-        device_memory_bytes=device.memory_bytes,
+def rates(machine: Machine, cluster: Cluster, precision: str, measured: Measured | None = None) -> Rates:
+    """Return the rates of one of `cluster.workers_per_node` ranks on a node like `machine`.
+
+    What `cluster.hardware` gives comes first, then what was measured, then the tables.
+    """
+    table = _cpu_rates(machine, cluster) if machine.accelerator == "cpu" else _gpu_rates(machine, cluster, precision)
+    given = cluster.hardware
+    inside = _first(given.node_bandwidth, None, table.node_bytes_per_s)
+    across = _first(given.network_bandwidth, None, table.network_bytes_per_s)
+    memory = table.device_memory_bytes
+    return replace(
+        table,
+        flop_per_s=_first(given.flops, None, table.flop_per_s),
+        update_bytes_per_s=_first(given.memory_bandwidth, None, table.update_bytes_per_s),
+        node_bytes_per_s=inside,
+        network_bytes_per_s=across,
+        exchange_bytes_per_s=inside if cluster.nodes == 1 else min(inside, across * cluster.workers_per_node),
+        sum_bytes_per_s=table.sum_bytes_per_s and _first(given.node_bandwidth, None, table.sum_bytes_per_s),
+        device_memory_bytes=memory if memory is None or given.device_memory == "auto" else given.device_memory,
+        disk_bytes_per_s=_first(given.disk_bandwidth, _seen(measured).disk_bytes_per_s, table.disk_bytes_per_s),
+        object_bytes_per_s=_first(given.object_bandwidth, _seen(measured).object_bytes_per_s, table.object_bytes_per_s),
     )
 
 
+def _seen(measured: Measured | None) -> Measured:
+    return measured or Measured(0.0, 0.0, 0.0)
+
+
+def _first(given: Literal["auto"] | float, measured: float | None, table: float) -> float:
+    return given if given != "auto" else measured or table
+
+
 def with_digest(copy_bytes_per_s: float) -> float:
-    """Return the rate of copying and then digesting, one after the other on one thread."""
-    return 1 / (1 / copy_bytes_per_s + 1 / DIGEST_BYTES_PER_S)
+    """Return the rate of copying, digesting and looking for NaN, one after the other on one thread."""
+    return 1 / (1 / copy_bytes_per_s + 1 / DIGEST_BYTES_PER_S + 1 / FINITE_BYTES_PER_S)
+
+
+def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
+    """Return the rates of a rank that has an accelerator of its own."""
+    device = ACCELERATORS[machine.accelerator]
+    link = HOST_LINK_EFFICIENCY * device.host_link_bytes_per_s
+    share, peak = _compute(device, precision)
+    return Rates(
+        flop_per_s=share * peak,
+        update_bytes_per_s=MEMORY_EFFICIENCY * device.memory_bytes_per_s,
+        copy_bytes_per_s=with_digest(link),
+        link_bytes_per_s=link,
+        node_bytes_per_s=device.node_link_bytes_per_s,
+        network_bytes_per_s=device.network_bytes_per_s,
+        exchange_bytes_per_s=device.node_link_bytes_per_s,
+        sum_bytes_per_s=None,
+        launch_s=LAYER_LAUNCH_S["gpu"],
+        device_memory_bytes=device.memory_bytes,
+        disk_bytes_per_s=DISK_BYTES_PER_S,
+        object_bytes_per_s=OBJECT_BYTES_PER_S,
+    )
+
+
+def _compute(device: Accelerator, precision: str) -> tuple[float, float]:
+    """Return the share of the peak that training reaches, and the peak."""
+    if precision == "bf16-mixed":
+        return MODEL_FLOP_UTILISATION, device.bf16_flop_per_s
+    return FP32_UTILISATION, device.fp32_flop_per_s
 
 
 def _cpu_rates(machine: Machine, cluster: Cluster) -> Rates:
     """Return the rates of a CPU rank: the node's cores and its network are shared evenly."""
     workers = cluster.workers_per_node
-    across = CPU_NETWORK_BYTES_PER_S / workers
+    own = min(1.0, machine.cpu_cores / workers)
     return Rates(
-        flop_per_s=CPU_FLOP_PER_S * machine.cpu_cores / workers,
-        update_bytes_per_s=CPU_UPDATE_BYTES_PER_S * min(1.0, machine.cpu_cores / workers),
-        copy_bytes_per_s=with_digest(CPU_COPY_BYTES_PER_S) * min(1.0, machine.cpu_cores / workers),
-        exchange_bytes_per_s=across if cluster.nodes > 1 else CPU_NODE_LINK_BYTES_PER_S,
+        flop_per_s=_core_flop_per_s(machine) * machine.cpu_cores / workers,
+        update_bytes_per_s=own * _core_traffic_bytes_per_s(machine),
+        copy_bytes_per_s=own * with_digest(CPU_COPY_BYTES_PER_S),
+        link_bytes_per_s=None,
+        node_bytes_per_s=CPU_NODE_LINK_BYTES_PER_S,
+        network_bytes_per_s=CPU_NETWORK_BYTES_PER_S / workers,
+        exchange_bytes_per_s=CPU_NODE_LINK_BYTES_PER_S,
+        sum_bytes_per_s=CPU_NODE_LINK_BYTES_PER_S,
         launch_s=LAYER_LAUNCH_S["cpu"],
         device_memory_bytes=None,
+        disk_bytes_per_s=DISK_BYTES_PER_S,
+        object_bytes_per_s=OBJECT_BYTES_PER_S,
     )
 
 
-def assumptions(spec: Spec, machine: Machine, by_table: bool, measured_copy: bool) -> list[str]:
-    """Say in sentences which of this file's figures a plan rests on; `by_table`: its times do."""
-    lines = []
-    cluster, precision, name = spec.cluster, spec.training.precision, machine.accelerator
-    if by_table and name == "cpu":
-        lines.append(
-            f"CPU: {CPU_FLOP_PER_S / 1e9:.0f} GFLOP/s per core, {plural(machine.cpu_cores, 'core')} for "
-            f"{plural(cluster.workers_per_node, 'worker')}"
-        )
-    elif by_table:
-        device = ACCELERATORS[name]
-        kind = "bf16" if precision == "bf16-mixed" else "TF32"
-        peak = device.bf16_flop_per_s if precision == "bf16-mixed" else device.fp32_flop_per_s
-        lines.append(
-            f"{name}: {MODEL_FLOP_UTILISATION:.0%} of the dense {kind} peak of {peak / 1e12:.0f} TFLOP/s "
-            f"({device.source})"
-        )
-    if spec.tiers and cluster.channels.storage.bandwidth == "auto" and not measured_copy:
-        rate = rates(machine, cluster, precision).copy_bytes_per_s
-        where = "into tmpfs" if name == "cpu" else "over PCIe into page-locked memory"
-        lines.append(f"storage channel: {size(rate)}/s per rank {where}, digest included")
+def _core_flop_per_s(machine: Machine) -> float:
+    return CPU_FLOP_PER_S if machine.core_flop_per_s is None else CPU_MATMUL_SHARE * machine.core_flop_per_s
+
+
+def _core_traffic_bytes_per_s(machine: Machine) -> float:
+    seen = machine.core_traffic_bytes_per_s
+    return CPU_UPDATE_BYTES_PER_S if seen is None else CPU_TRAFFIC_SHARE * seen
+
+
+def assumptions(spec: Spec, machine: Machine, by_table: bool, measured: Measured | None, reached: Rates) -> list[str]:
+    """Say in sentences which figures a plan rests on, and where each comes from; `by_table`: its times do."""
+    lines = [_compute_basis(spec, machine, reached)] if by_table else []
+    given = spec.cluster.hardware
+    if spec.tiers and spec.cluster.channels.storage.bandwidth == "auto" and not _copy_measured(measured):
+        where = "into tmpfs" if machine.accelerator == "cpu" else "over PCIe into page-locked memory"
+        lines.append(f"storage channel: {size(reached.copy_bytes_per_s)}/s per rank {where}, digest included")
     if spec.disk_tier is not None:
-        lines.append(f"disk: {size(DISK_BYTES_PER_S)}/s per node, durable")
+        source = _source(given.disk_bandwidth, _seen(measured).disk_bytes_per_s)
+        lines.append(f"disk: {size(reached.disk_bytes_per_s)}/s per node, durable{source}")
     if spec.object_tier is not None:
-        lines.append(f"object store: {size(OBJECT_BYTES_PER_S)}/s per node, each object read back")
+        source = _source(given.object_bandwidth, _seen(measured).object_bytes_per_s)
+        lines.append(f"object store: {size(reached.object_bytes_per_s)}/s per node, each object read back{source}")
+    if by_table and spec.world_size > 1 and machine.accelerator != "cpu":
+        across = f", {size(reached.network_bytes_per_s)}/s per rank between nodes" if spec.cluster.nodes > 1 else ""
+        lines.append(f"gradients: {size(reached.node_bytes_per_s)}/s per rank inside a node{across}")
     return lines
+
+
+def _copy_measured(measured: Measured | None) -> bool:
+    return measured is not None and (measured.copy_bytes_per_s or measured.channel_bytes_per_s) is not None
+
+
+def _source(given: Literal["auto"] | float, measured: float | None) -> str:
+    return " (given)" if given != "auto" else " (measured)" if measured else ""
+
+
+def _compute_basis(spec: Spec, machine: Machine, reached: Rates) -> str:
+    """Say where the passes' times come from."""
+    if spec.cluster.hardware.flops != "auto":
+        return f"passes: {reached.flop_per_s / 1e12:,.3g} TFLOP/s per rank (given)"
+    if machine.accelerator == "cpu":
+        seen = "" if machine.core_flop_per_s is None else ", half of what its matrix products reached just now"
+        return (
+            f"CPU: {_core_flop_per_s(machine) / 1e9:.0f} GFLOP/s per core{seen}, {plural(machine.cpu_cores, 'core')} "
+            f"for {plural(spec.cluster.workers_per_node, 'worker')}"
+        )
+    device = ACCELERATORS[machine.accelerator]
+    share, peak = _compute(device, spec.training.precision)
+    kind = "bf16" if spec.training.precision == "bf16-mixed" else "fp32"
+    return (
+        f"{machine.accelerator}: {share:.0%} of the dense {kind} peak of {peak / 1e12:,.3g} TFLOP/s ({device.source})"
+    )

@@ -71,7 +71,15 @@ class Storage:
     copy_s: float | None
     """Time of the copy at that rate."""
     load: float | None
-    """Part of the window time that the copy needs; above 1 it does not fit."""
+    """Part of what one step can take that the copy needs; above 1 it does not fit."""
+    pace: float | None
+    """Part of the channel's rate at which the windows are filled."""
+    capacity_bytes: float | None
+    """The most that a rank can copy before an update would have to wait."""
+    gradients_s: float | None
+    """Time per step in which gradients hold the same link; 0: they have their own."""
+    stall_s: float | None
+    """Wait of an update that has a snapshot to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ class TierPlan:
     """Steps between two checkpoints."""
     auto: bool
     """Whether the planner chose the interval."""
+    why: str
+    """What decided the interval."""
     bytes: int | None
     """One checkpoint, all ranks."""
     write_s: float | None
@@ -135,6 +145,10 @@ class Plan:
     tiers: tuple[TierPlan, ...]
     memory: MemoryNeed
     expected: Expected
+    why: tuple[str, ...]
+    """Reasons for the storage parameters."""
+    changes: tuple[str, ...]
+    """What would have to change, and to what, where not every step can be stored as the spec asks."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
 

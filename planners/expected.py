@@ -5,15 +5,17 @@ All times are means; faults are taken to be independent and rare (at most one at
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..specs.models import Cluster
 
-RESTART_S = 10.0
-"""Assumed time from a noticed fault to workers that are ready to read: rendezvous, imports, building the model."""
 NOTICE_EXIT_S = 1.0
 """Assumed time in which a node's agent notices that a worker has ended."""
 KINDS = ("process", "node", "cluster")
+RARE = 1e6
+"""Faults this much rarer may as well be infinitely rare: the exact forms would lose digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +34,51 @@ class Faults:
 class Source:
     """A tier to recover from: how often it has a new checkpoint, how late, how fast it is read."""
 
+    tier: str
     every: int
     lag_s: float
     """Time from the update whose state it is to the commit."""
     read_s: float
+    waiting: float = 0.0
+    """Part of the time in which training waits for a slower tier."""
+    waiting_steps: float = 0.0
+    """Work that is lost by a fault in that time, in steps."""
 
 
-def lost_steps(source: Source | None, step_s: float, max_steps: int) -> float:
+def lost_steps(source: Source | None, step_s: float, max_steps: int, mtbf_s: float = math.inf) -> float:
     """Return the expected work lost, in steps, the broken one included.
 
-    Commits follow each other at distance k, so a fault finds the newest k/2 steps old on average, plus the lag
-    with which it is committed. Without a tier that survives, everything so far is lost: half of the run on
-    average; that is the upper limit with a tier, too.
+    Commits follow each other at distance I, the first one after a recovery at I too, each with a lag a. The time X
+    from a recovery to the next fault that reads from here or from a slower tier has mean M and is taken to be
+    exponential (as Daly 2006, doi:10.1016/j.future.2004.11.016). Lost is X if X < a, else a + (X - a) mod I:
+
+        M·(1 - exp(-a/M)) + exp(-a/M)·(M - I/(exp(I/M) - 1)), which is a + I/2 for rare faults.
+
+    While training waits for a slower tier, its work stands still at what is lost then, or at X if that is less.
+    Without a tier that survives, everything so far is lost: half of the run on average; that is the upper limit with
+    a tier, too.
     """
     everything = max_steps / 2
     if source is None:
         return everything
-    return min(everything, source.every / 2 + source.lag_s / step_s)
+    mean = mtbf_s / step_s * (1 - source.waiting)
+    running = _at_most(source.lag_s / step_s, mean)
+    running += math.exp(-source.lag_s / step_s / mean) * _mean_rest(source.every, mean)
+    standing = _at_most(source.waiting_steps, mean)
+    return min(everything, (1 - source.waiting) * running + source.waiting * standing)
+
+
+def _at_most(limit: float, mean: float) -> float:
+    """Return the mean of min(X, `limit`) for an exponential X."""
+    return limit if mean > RARE * limit else mean * -math.expm1(-limit / mean)
+
+
+def _mean_rest(interval: float, mean: float) -> float:
+    """Return the mean of X mod `interval` for an exponential X."""
+    if mean > RARE * interval:
+        return interval / 2
+    ratio = interval / mean
+    return mean - (interval / math.expm1(ratio) if ratio < 700 else 0.0)  # above, e^ratio is no float
 
 
 def notice_s(kind: str, cluster: Cluster) -> float:
@@ -58,7 +88,7 @@ def notice_s(kind: str, cluster: Cluster) -> float:
 
 def recovery_s(kind: str, cluster: Cluster, source: Source | None) -> float:
     """Return the time from a fault to the first repeated step: notice, restart, read. Lost work is not in it."""
-    return notice_s(kind, cluster) + RESTART_S + (source.read_s if source else 0.0)
+    return notice_s(kind, cluster) + cluster.hardware.restart_time + (source.read_s if source else 0.0)
 
 
 def job_mtbf_s(cluster: Cluster, world: int) -> Faults:
@@ -66,21 +96,26 @@ def job_mtbf_s(cluster: Cluster, world: int) -> Faults:
     return Faults(cluster.mtbf.process / world, cluster.mtbf.node / cluster.nodes, None)
 
 
-def fault_rate(mtbf_s: Faults) -> float:
-    """Return faults per second of the whole job, over the kinds whose mean time is given."""
-    return sum(1 / mean_s for mean_s in (mtbf_s.process, mtbf_s.node, mtbf_s.cluster) if mean_s)
+def fault_rate(mtbf_s: Faults, kinds: Iterable[str] = KINDS) -> float:
+    """Return faults per second of the whole job, over those of `kinds` whose mean time is given."""
+    means: list[float | None] = [getattr(mtbf_s, kind) for kind in kinds]
+    return sum(1 / mean_s for mean_s in means if mean_s)
 
 
 def goodput(overhead: float, step_s: float, mtbf_s: Faults, lost: Faults, recovery: Faults) -> float:
     """Return the part of the wall time that goes into steps that last.
 
-    In a wall time W, faults of kind i take W/M_i times (lost work + recovery), the rest is steps stretched by
-    the overhead h: U = W·(1 - Σ (lost_i·step·(1+h) + recovery_i)/M_i)/(1+h). First order in the failure rate
-    (as Young 1974); 0 when faults take all the time.
+    In a time W of running, faults of kind i come W/M_i times; each takes its lost work out of W and adds its recovery,
+    in which nothing else fails. The rest are steps stretched by the overhead h:
+
+        U = (1 - Σ lost_i·step·(1+h)/M_i) / ((1 + h)·(1 + Σ recovery_i/M_i))
+
+    0 when lost work takes all the time.
     """
-    taken = 0.0
+    repeated = away = 0.0
     for kind in KINDS:
         mean_s, steps, wait_s = (getattr(figures, kind) for figures in (mtbf_s, lost, recovery))
         if mean_s and steps is not None and wait_s is not None:
-            taken += (steps * step_s * (1 + overhead) + wait_s) / mean_s
-    return max(0.0, 1 - taken) / (1 + overhead)
+            repeated += steps * step_s * (1 + overhead) / mean_s
+            away += wait_s / mean_s
+    return max(0.0, 1 - repeated) / ((1 + overhead) * (1 + away))

@@ -1,4 +1,4 @@
-"""The built-in decoder in numbers: its tensors, its floating point operations, its activations.
+"""A llama-style decoder, built in or described, in numbers: its tensors, its operations, its activations.
 
 Letters: V vocabulary, D width, H heads, K key and value heads, h head size, F hidden width of the MLP,
 L layers, s tokens per sample, b samples per micro-batch.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..specs.models import GptModel
+from ..specs.shapes import Decoder
 from .shards import TensorInfo
 
 ELEMENT_BYTES = {"fp32": 4, "bf16-mixed": 2}
 """Bytes of one stored activation element by precision."""
 
 
-def parameters(model: GptModel) -> list[TensorInfo]:
+def parameters(model: Decoder) -> list[TensorInfo]:
     """Return every parameter in the order of the module that the engine builds, all fp32."""
     width, head = model.d_model, model.head_dim
     tensors = [_tensor("embedding.weight", model.vocab_size, width)]
@@ -45,7 +45,7 @@ def parameter_count(tensors: Sequence[TensorInfo]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def matmul_weights(model: GptModel) -> int:
+def matmul_weights(model: Decoder) -> int:
     """Weights that every token is multiplied with: all matrices and the head, but not the embedding look-up.
 
     A tied head is a multiplication too, so it counts whether its matrix is stored once or twice.
@@ -55,7 +55,7 @@ def matmul_weights(model: GptModel) -> int:
     return model.n_layers * (attention + mlp) + model.vocab_size * model.d_model
 
 
-def forward_flop(model: GptModel, samples: int, seq_len: int) -> int:
+def forward_flop(model: Decoder, samples: int, seq_len: int) -> int:
     """FLOP of one forward pass over `samples` of `seq_len` tokens.
 
     Per token 2 per weight in a matrix product, plus 2·s·H·h per layer for attention. That is causal attention:
@@ -67,15 +67,7 @@ def forward_flop(model: GptModel, samples: int, seq_len: int) -> int:
     return samples * seq_len * (2 * matmul_weights(model) + attention)
 
 
-def backward_flop(model: GptModel, samples: int, seq_len: int) -> int:
-    """FLOP of one backward pass: twice the forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
-
-    Each product has two gradients, one for its input and one for its weight.
-    """
-    return 2 * forward_flop(model, samples, seq_len)
-
-
-def activation_bytes(model: GptModel, samples: int, seq_len: int, precision: str) -> int:
+def activation_bytes(model: Decoder, samples: int, seq_len: int, precision: str) -> int:
     """Estimate the bytes that one forward pass keeps for its backward pass.
 
     Counted tensor by tensor after the method of Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), for

@@ -1,11 +1,16 @@
 """How many steps lie between two checkpoints of a tier, for `every: auto`.
 
-A snapshot of the memory tier costs the training something (a stall, or processor time on a CPU), so it is made
-as often as the budget allows: the smallest k with cost/(k·step) at most `max_overhead`. A disk checkpoint is
-written behind the training, so its interval is the smallest that the disk sustains and the budget allows. It
-is never wider than the interval that would be best if the training stopped for the whole write
-(Young 1974, doi:10.1145/361147.361115; Daly 2006, doi:10.1016/j.future.2004.11.016), unless the disk cannot
-keep up with that, and never wider than the run. An object store behind a disk is written less often.
+What a checkpoint costs the training (a stall, or processor time on a CPU) may take `max_overhead` of the time at most,
+so k·step is at least cost/max_overhead. A snapshot of every step that keeps within that is made: it is what dtrain is
+for. Where it does not, fewer are made, and not more than lose least time: at k·step below the interval of Young (1974,
+doi:10.1145/361147.361115) and Daly (2006, doi:10.1016/j.future.2004.11.016) for that cost, and for the faults that this
+tier is the fastest to survive, more snapshots cost more than the work they save. A run gets ten at least, if the
+budget allows them.
+
+A slower tier is written behind the training, so besides it must keep up: it is busy for `DRAIN_SHARE` of the time at
+most, and done when the next checkpoint is due. It is never wider than Young's and Daly's interval for training that
+stops for the whole write, nor than a tenth of the run, unless the tier cannot keep up with that: within those limits
+what the budget is exceeded by is small, and the plan says it. An object store behind a disk is written less often.
 
 Each tier is filled from the one before, so an interval is a multiple of the one before and divides the ones after
 that the spec gives, and what is to be kept for good.
@@ -14,20 +19,52 @@ that the spec gives, and what is to be kept for good.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 DRAIN_SHARE = 0.8
 """A slower tier is planned to be busy for at most this part of the time."""
-LEAST_BUDGET_SHARE = 0.25
-"""Part of the budget that a slower tier may use even if the faster ones have used up the rest."""
-FAR_PER_RUN = 10
-"""Checkpoints of a run that an object store behind a disk gets at least: losing the disk loses a 20th on average."""
+LEAST_PER_RUN = 10
+"""Checkpoints of a run that a slower tier gets at least: losing all faster ones loses a 20th on average."""
 FAR_LONGEST_S = 3600.0
-"""Time between two of them in a long run, where the store sustains that."""
+"""Time between two of an object store behind a disk in a long run, where the store sustains that."""
 UNTIMED_EVERY, UNTIMED_PER_RUN = 100, 10
 """While step times are not known: every 100 steps, and at least ten times in a run."""
 MOST_DIVIDED = 10**12
 NEVER = 2**62
 """Steps that no run makes."""
+
+FITS = "every step keeps within max_overhead"
+BUDGET = "max_overhead allows no more"
+LEAST_LOSS = "more often would cost more than it saves (Young, Daly)"
+SUSTAINED = "as often as it can be written behind the training"
+PER_RUN = "a tenth of the run"
+WITH_EACH = "with each checkpoint of the tier before"
+HOURLY = "one in an hour"
+UNTIMED = "times are not known"
+GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Steps between two checkpoints, and what decided that."""
+
+    steps: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an interval must fit in: the run, the tiers before it, and what is given after it."""
+
+    max_steps: int
+    source_every: int = 1
+    """Interval of the tier before."""
+    divides: int | None = None
+
+    def fitted(self, wanted: int, why: str) -> Interval:
+        """Return the next interval from `wanted` up that the tiers before and after can have, within the run."""
+        steps = _fitted(wanted, self.source_every, self.max_steps, self.divides)
+        return Interval(steps, WITH_EACH if wanted < self.source_every == steps else why)
 
 
 def young_daly_s(cost_s: float, mtbf_s: float) -> float:
@@ -41,60 +78,58 @@ def young_daly_s(cost_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
-def memory_every(cost_s: float, step_s: float, max_overhead: float, max_steps: int, divides: int | None) -> int:
-    """Return the smallest interval whose snapshots, of `cost_s` each, cost at most `max_overhead` of the time.
+def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: float, place: Place) -> Interval:
+    """Return the interval of snapshots that cost `cost_s` each, with a fault that needs them every `mtbf_s`."""
+    allowed = _steps_within(cost_s, step_s, max_overhead)
+    if allowed == 1:
+        return place.fitted(1, FITS)
+    least, per_run = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s), place.max_steps // LEAST_PER_RUN
+    if allowed >= min(least, per_run):
+        return place.fitted(allowed, BUDGET)
+    return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN)
 
-    With `divides` it must divide that, for the slower tiers are filled from snapshots: the next larger divisor is
-    taken.
+
+def slow_every(
+    *, write_s: float, lag_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, place: Place
+) -> Interval:
+    """Return the interval of the first slower tier.
+
+    `write_s` is the time of a write behind the training, begun `lag_s` after the update; `cost_s` what it takes
+    from the training, `budget` the fraction of the time that may be taken.
     """
-    return _fitted(_steps_within(cost_s, step_s, max_overhead), 1, max_steps, divides)
+    sustained = _sustained(write_s, lag_s, step_s)
+    stopping = math.floor(young_daly_s(write_s, mtbf_s) / step_s)
+    widest = max(sustained, min(stopping, place.max_steps // LEAST_PER_RUN))
+    reasons = {
+        SUSTAINED: sustained,
+        BUDGET: _steps_within(cost_s, step_s, budget),
+        LEAST_LOSS: math.ceil(young_daly_s(cost_s, mtbf_s) / step_s),
+    }
+    why = max(reasons, key=reasons.__getitem__)
+    if reasons[why] <= widest:
+        return place.fitted(reasons[why], why)
+    return place.fitted(widest, LEAST_LOSS if widest == stopping else PER_RUN if widest > sustained else SUSTAINED)
 
 
-def disk_every(
-    *,
-    write_s: float,
-    cost_s: float,
-    step_s: float,
-    budget: float,
-    mtbf_s: float,
-    max_steps: int,
-    snapshot_every: int,
-    divides: int | None = None,
-) -> int:
-    """Return the interval of the first slower tier, a multiple of `snapshot_every` that divides `divides`.
+def far_every(*, write_s: float, lag_s: float, step_s: float, place: Place) -> Interval:
+    """Return the interval of an object store behind a disk.
 
-    `write_s` is the time of a write behind the training, `cost_s` what it takes from the training, `budget`
-    the fraction of the time that may be taken.
+    It is for the loss of everything else, and nobody knows how often that happens: `LEAST_PER_RUN` checkpoints of a
+    run, or one in `FAR_LONGEST_S` if that is more, as far as the store sustains it. So seldom, its cost is small.
     """
-    sustained = _sustained(write_s, step_s)
-    guide = max(sustained, math.floor(young_daly_s(write_s, mtbf_s) / step_s))
-    wanted = min(max(sustained, _steps_within(cost_s, step_s, budget)), guide)
-    return _fitted(wanted, snapshot_every, max_steps, divides)
+    hourly = math.floor(FAR_LONGEST_S / step_s)
+    reasons = {SUSTAINED: _sustained(write_s, lag_s, step_s)}
+    reasons |= (
+        {HOURLY: hourly} if hourly < place.max_steps / LEAST_PER_RUN else {PER_RUN: place.max_steps // LEAST_PER_RUN}
+    )
+    why = max(reasons, key=reasons.__getitem__)
+    return place.fitted(reasons[why], why)
 
 
-def far_every(
-    *,
-    write_s: float,
-    cost_s: float,
-    step_s: float,
-    budget: float,
-    max_steps: int,
-    source_every: int,
-    divides: int | None = None,
-) -> int:
-    """Return the interval of an object store behind a disk, a multiple of the disk's that divides `divides`.
-
-    It is for the loss of everything else, and nobody knows how often that happens: `FAR_PER_RUN` checkpoints of a
-    run, or one in `FAR_LONGEST_S` if that is more, as far as the store sustains it and the budget allows.
-    """
-    worth = min(max_steps / FAR_PER_RUN, FAR_LONGEST_S / step_s)
-    wanted = max(_sustained(write_s, step_s), _steps_within(cost_s, step_s, budget), math.floor(worth))
-    return _fitted(wanted, source_every, max_steps, divides)
-
-
-def untimed_every(max_steps: int, source_every: int, divides: int | None = None) -> int:
-    """Return the interval of a slower tier while step times are not known, a multiple of `source_every`."""
-    return _fitted(min(UNTIMED_EVERY, max_steps // UNTIMED_PER_RUN), source_every, NEVER, divides)
+def untimed_every(place: Place) -> Interval:
+    """Return the interval of a slower tier while step times are not known."""
+    wanted = min(UNTIMED_EVERY, place.max_steps // UNTIMED_PER_RUN)
+    return Interval(_fitted(wanted, place.source_every, NEVER, place.divides), UNTIMED)
 
 
 def _fitted(wanted: int, source_every: int, max_steps: int, divides: int | None) -> int:
@@ -118,9 +153,9 @@ def divisors(number: int) -> list[int]:
     return small + [number // part for part in reversed(small) if part * part != number]
 
 
-def _sustained(write_s: float, step_s: float) -> int:
-    """Return the smallest interval at which a tier is not busy for more than its share of the time."""
-    return max(1, math.ceil(write_s / (DRAIN_SHARE * step_s)))
+def _sustained(write_s: float, lag_s: float, step_s: float) -> int:
+    """Return the smallest interval that a tier keeps up with: not busy for more than its share, nor when one is due."""
+    return max(1, math.ceil(min(max(write_s / DRAIN_SHARE, lag_s + write_s) / step_s, NEVER)))
 
 
 def _steps_within(cost_s: float, step_s: float, fraction: float) -> int:

@@ -12,6 +12,8 @@ from .machine import Machine, Measured
 from .shards import TensorInfo
 from .sizes import Sizes, count_sizes
 from .times import StepTimes, step_times
+from .windows import StorageParameters, Windows, storage_parameters
+from .workload import Workload, workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,47 +23,77 @@ class Known:
     spec: Spec
     machine: Machine
     rates: Rates
+    work: Workload | None
     sizes: Sizes | None
     times: StepTimes | None
     bytes_per_s: float
     """Rate of a rank's storage channel."""
-
-    @property
-    def window_s(self) -> float | None:
-        """Time per step in which the state is constant."""
-        if self.times is None:
-            return None
-        return self.spec.micro_batches * (self.times.forward_s + self.times.backward_s)
+    windows: Windows | None
+    """The step as that channel sees it; None: times are not known."""
 
     @property
     def step_s(self) -> float | None:
         """Time of a step without checkpoints."""
-        if self.times is None or self.window_s is None:
+        if self.times is None or self.windows is None:
             return None
-        return self.window_s + self.times.exchange_s + self.times.optimizer_s
+        return self.windows.window_s + self.times.exchange_s + self.times.optimizer_s
+
+    @property
+    def parameters(self) -> tuple[StorageParameters, StorageParameters]:
+        """Storage parameters of forward and backward windows."""
+        shard = self.sizes.shard_bytes if self.sizes else None
+        first = tuple(tier.type for tier in self.spec.tiers[:1])
+        return storage_parameters(shard, self.spec.micro_batches, self.windows, first)
 
     @property
     def costs(self) -> Costs | None:
         """Costs of one checkpoint."""
-        if self.sizes is None or self.window_s is None:
+        if self.sizes is None or self.windows is None:
             return None
-        return checkpoint_costs(
-            self.sizes.shard_bytes,
-            self.spec.cluster.workers_per_node,
-            self.bytes_per_s,
-            self.window_s,
-            self.machine.cpu_cores if self.machine.accelerator == "cpu" else None,
-        )
+        cores = self.machine.cpu_cores if self.machine.accelerator == "cpu" else None
+        return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores)
 
 
 def know(spec: Spec, machine: Machine, measured: Measured | None, parameters: Sequence[TensorInfo] | None) -> Known:
     """Put together what is known; `measured` and `parameters` as for `make_plan`."""
-    reached = rates(machine, spec.cluster, spec.training.precision)
-    sizes = count_sizes(spec, parameters)
-    bandwidth = spec.cluster.channels.storage.bandwidth
-    if bandwidth == "auto":
-        copied = measured.copy_bytes_per_s if measured else None
-        bandwidth = with_digest(copied) if copied else reached.copy_bytes_per_s
+    reached = rates(machine, spec.cluster, spec.training.precision, measured)
+    work = workload(spec)
+    sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters)
     count, bytes_ = (sizes.parameters, sizes.parameter_bytes) if sizes else (0, 0)
-    times = step_times(spec, reached, count, bytes_, measured)
-    return Known(spec, machine, reached, sizes, times, bandwidth)
+    times = step_times(spec, reached, work, count, bytes_, measured)
+    bandwidth = _channel_bytes_per_s(spec, reached, measured)
+    windows = _windows(spec, machine, reached, times, bandwidth)
+    return Known(spec, machine, reached, work, sizes, times, bandwidth, windows)
+
+
+def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None) -> float:
+    """Return the rate of a rank's storage channel: as given, as measured, or by the table."""
+    given = spec.cluster.channels.storage.bandwidth
+    if given != "auto":
+        return given
+    if measured is not None and measured.channel_bytes_per_s:
+        return measured.channel_bytes_per_s
+    if measured is not None and measured.copy_bytes_per_s:
+        return with_digest(measured.copy_bytes_per_s)
+    return reached.copy_bytes_per_s
+
+
+def _windows(
+    spec: Spec, machine: Machine, reached: Rates, times: StepTimes | None, bytes_per_s: float
+) -> Windows | None:
+    """Return the step as the storage channel sees it, with the gradients on it where both share a link.
+
+    The gradients go first: what they leave is the link's rate less theirs, and of that the copier, which copies and
+    digests by turns, reaches its part.
+    """
+    if times is None or times.forward_s + times.backward_s <= 0:
+        return None
+    shared = spec.cluster.channels.storage.shared
+    if shared == "auto":
+        shared = machine.accelerator != "cpu" and spec.cluster.nodes > 1
+    held_s = times.gradients_s if shared else 0.0
+    link = reached.link_bytes_per_s or bytes_per_s
+    gradients = reached.exchange_bytes_per_s / (spec.cluster.workers_per_node if spec.cluster.nodes > 1 else 1)
+    left = max(0.0, link - gradients)
+    beside = min(bytes_per_s, with_digest(left) if left > 0 and reached.link_bytes_per_s else left)
+    return Windows(spec.micro_batches, times.forward_s, times.backward_s, bytes_per_s, times.exchange_s, held_s, beside)

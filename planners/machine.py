@@ -17,6 +17,10 @@ class Machine:
     """Free bytes of the tmpfs that holds the memory tier; None: not known."""
     accelerator: str
     """`cpu` or a name of `devices.ACCELERATORS`."""
+    core_flop_per_s: float | None = None
+    """Matrix products in fp32 that one core was seen to make, in FLOP/s; None: the table's figure for training."""
+    core_traffic_bytes_per_s: float | None = None
+    """Memory traffic of element-wise work on one core; None: the table's."""
     accelerator_count: int = 0
     """Accelerators found; 0 also when the accelerator is only assumed."""
     assumed: tuple[str, ...] = ()
@@ -25,13 +29,24 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times of one rank alone, without the exchange of gradients; they replace the tables'."""
+    """Times and rates that somebody measured; they replace the tables', and what is None is planned as before.
+
+    A figure that the spec gives (a bandwidth, a restart time) wins over a measured one.
+    """
 
     forward_s: float
     """One forward pass of a micro-batch."""
     backward_s: float
-    """One backward pass of a micro-batch."""
+    """One backward pass of a micro-batch, without the exchange of gradients."""
     optimizer_s: float
     """One update, with clipping."""
     copy_bytes_per_s: float | None = None
-    """Rate of a plain copy into the memory tier, without its digest; None: the table's."""
+    """Rate of a plain copy into the memory tier, without its digest."""
+    channel_bytes_per_s: float | None = None
+    """Rate of a rank's snapshots into the memory tier, all that the copier does with them included."""
+    exchange_s: float | None = None
+    """Part of the gradients' exchange that no backward pass hides, per step."""
+    disk_bytes_per_s: float | None = None
+    """Rate of one node's durable writes to the disk tier."""
+    object_bytes_per_s: float | None = None
+    """Rate of one node to the object store, one way."""

@@ -6,41 +6,50 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..specs.models import GptModel, Spec
+from ..specs.models import PythonModel, Spec
 from .costs import Costs, backlog_s
 from .document import Expected
-from .expected import RESTART_S
 from .machine import Machine
 from .memory import MemoryNeed, memory_warnings
+from .schedule import left_out_factor
 from .sizes import Sizes
-from .times import StepTimes, sample_tokens
+from .times import StepTimes
 from .words import duration, plural, share
+from .workload import Workload
 
 
 def plan_assumptions(
     spec: Spec,
     machine: Machine,
     rests_on: Sequence[str],
+    work: Workload | None,
     times: StepTimes | None,
     sizes: Sizes | None,
 ) -> list[str]:
     """Return the machine's notes, the tables' figures in use, and what is not known."""
     lines = [*machine.assumed, *rests_on]
     if sizes is None:
-        lines.append("sizes of a python model are counted by --profile and by run")
-    elif sample_tokens(spec) is None or not isinstance(spec.model, GptModel):
-        lines.append("activations are not counted: only the built-in model on a known seq_len is")
+        lines.append("sizes of a python model are counted by --profile and by run; model.like describes it")
+    elif work is None or work.tokens is None:
+        lines.append("activations are not counted: that needs model.like, and the tokens per sample")
+    if isinstance(spec.model, PythonModel) and work is not None:
+        lines.append(f"model.like describes the model as {spec.model.like.family if spec.model.like else ''}")
     if times is None:
         lines.append("times are not known without --profile; windows are set as if backward took twice forward")
     if spec.world_size > 1 and times is not None:
-        lines.append("the exchange of gradients hides behind the last backward pass as far as it fits")
+        hides = machine.accelerator != "cpu"
+        lines.append(
+            "the exchange of gradients hides behind the last backward pass as far as it fits"
+            if hides
+            else "the exchange of gradients takes the processors' time, so passes do not hide it"
+        )
     if spec.cluster.nodes > 1:
         lines.append("all nodes are alike")
     if spec.disk_tier is not None:
         shared = "every node reaches the disk tier's file system, which" if spec.cluster.nodes > 1 else "the disk tier"
         lines.append(f"{shared} outlives the nodes; a disk inside a node is lost with that node")
     if times is not None:
-        lines.append(f"a restart takes {duration(RESTART_S)} before anything is read")
+        lines.append(f"a restart takes {duration(spec.cluster.hardware.restart_time)} before anything is read")
         if not spec.tiers:
             lines.append("without tiers a fault loses half of the run on average")
     return lines
@@ -83,9 +92,10 @@ def _late_warnings(spec: Spec, every: Mapping[str, int], costs: Costs, step_s: f
     lines = []
     for position, tier in enumerate(spec.slow_tiers):
         steps, write_s = every[tier.type], costs.slow_s(tier.type)
-        if backlog_s(write_s, steps, step_s) == 0:
-            continue
         waits = tier.waits and position == 0
+        lag_s = costs.commit_lag_s + (costs.write_s if position else 0.0)
+        if backlog_s(write_s, steps, step_s) == 0 and (waits or left_out_factor(lag_s + write_s, steps, step_s) == 1):
+            continue
         follows = f"the training will wait for the {_PLACES[tier.type]}" if waits else "checkpoints will be left out"
         remedy = "" if tier.every == "auto" else " (use every: auto)"
         lines.append(

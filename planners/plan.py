@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from ..specs.models import GptModel, SlowTier, Spec
+from ..specs.models import SlowTier, Spec
 from ..specs.models import Tier as TierSpec
-from . import gpt
 from .devices import assumptions
 from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, Training, plan_from_json
-from .expected import KINDS, Faults, goodput, job_mtbf_s, lost_steps, recovery_s
+from .expected import KINDS, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
+from .intervals import Interval
 from .known import Known, know
 from .machine import Machine, Measured
 from .memory import SNAPSHOTS_KEPT, MemoryNeed, memory_need
 from .notes import plan_assumptions, plan_warnings
+from .remedies import changes, reasons
 from .schedule import SURVIVES, cost_per_step_s, files_each, held_at_most, source, tier_intervals
 from .shards import TensorInfo
 from .sizes import device_parts
-from .times import sample_tokens
-from .windows import storage_parameters
+from .workload import sample_tokens
 
 __all__ = ["Machine", "Measured", "Plan", "make_plan", "plan_from_json"]
 
@@ -31,9 +32,10 @@ def make_plan(
 ) -> Plan:
     """Plan one run of `spec` on nodes like `machine`.
 
-    `measured` replaces the tables' times. `parameters` are the trained tensors of the model as built, needed
-    for a python model, whose sizes nobody knows before; without them its sizes and bytes per window are None,
-    and without `measured` its times are.
+    `measured` replaces the tables' times and rates: a run that has timed its first steps calls this again with what
+    it saw, everything else unchanged. `parameters` are the tensors of the model as built; without them a python model
+    is counted by its `like`, and if it has none its sizes and bytes per window are None, and without `measured` its
+    times are.
     """
     if spec.micro_batches < 1:
         raise ValueError(
@@ -43,17 +45,11 @@ def make_plan(
     known = know(spec, machine, measured, parameters)
     every = tier_intervals(known)
     tiers = tuple(_tier(known, tier, every[tier.type]) for tier in spec.tiers)
-    forward, backward = storage_parameters(
-        known.sizes.shard_bytes if known.sizes else None,
-        spec.micro_batches,
-        (known.times.forward_s, known.times.backward_s) if known.times else None,
-        known.bytes_per_s,
-        tuple(tier.type for tier in spec.tiers[:1]),
-    )
-    expected, memory = _expected(known, every), _memory(known)
+    steps = {kind: interval.steps for kind, interval in every.items()}
+    forward, backward = known.parameters
+    expected, memory = _expected(known, steps), _memory(known)
     times_from = "unknown" if known.times is None else "table" if measured is None else "measured"
-    copy_measured = measured is not None and measured.copy_bytes_per_s is not None
-    rests_on = assumptions(spec, machine, times_from == "table", copy_measured)
+    rests_on = assumptions(spec, machine, times_from == "table", measured, known.rates)
     return Plan(
         name=spec.name,
         source=times_from,
@@ -66,14 +62,16 @@ def make_plan(
         tiers=tiers,
         memory=memory,
         expected=expected,
-        assumptions=tuple(plan_assumptions(spec, machine, rests_on, known.times, known.sizes)),
+        why=tuple(reasons(known, (forward, backward))),
+        changes=tuple(changes(known, every)),
+        assumptions=tuple(plan_assumptions(spec, machine, rests_on, known.work, known.times, known.sizes)),
         warnings=tuple(
             plan_warnings(
                 spec,
                 machine,
                 memory=memory,
                 expected=expected,
-                every=every,
+                every=steps,
                 costs=known.costs,
                 step_s=known.step_s,
             )
@@ -101,17 +99,14 @@ def _training(known: Known) -> Training:
 
 
 def _model(known: Known) -> ModelSize:
-    model, sizes, seq_len = known.spec.model, known.sizes, sample_tokens(known.spec)
-    flop = None
-    if isinstance(model, GptModel) and seq_len is not None:
-        flop = gpt.forward_flop(model, known.spec.training.micro_batch_size, seq_len)
+    sizes, work = known.sizes, known.work
     return ModelSize(
         parameters=sizes.parameters if sizes else None,
-        layers=model.n_layers if isinstance(model, GptModel) else None,
+        layers=work.model.n_layers if work else None,
         state_bytes=sizes.state_bytes if sizes else None,
         state_bytes_per_rank=sizes.shard_bytes if sizes else None,
         tensors=sizes.tensors if sizes else None,
-        forward_flop=flop,
+        forward_flop=work.forward_flop if work else None,
     )
 
 
@@ -121,7 +116,7 @@ def _iteration(known: Known) -> Iteration:
         micro_batches=known.spec.micro_batches,
         forward_s=times.forward_s if times else None,
         backward_s=times.backward_s if times else None,
-        window_s=known.window_s,
+        window_s=known.windows.window_s if known.windows else None,
         optimizer_s=times.optimizer_s if times else None,
         exchange_s=times.exchange_s if times else None,
         step_s=known.step_s,
@@ -129,12 +124,23 @@ def _iteration(known: Known) -> Iteration:
 
 
 def _storage(known: Known) -> Storage:
-    copy_s = known.sizes.shard_bytes / known.bytes_per_s if known.sizes else None
-    load = copy_s / known.window_s if copy_s is not None and known.window_s else None
-    return Storage(known.bytes_per_s, copy_s, load)
+    shard = known.sizes.shard_bytes if known.sizes else None
+    copy_s = None if shard is None else shard / known.bytes_per_s
+    windows = known.windows
+    if shard is None or windows is None:
+        return Storage(known.bytes_per_s, copy_s, None, None, None, None, None)
+    return Storage(
+        bytes_per_s=known.bytes_per_s,
+        copy_s=copy_s,
+        load=shard / windows.capacity_bytes,
+        pace=windows.pace(shard),
+        capacity_bytes=windows.capacity_bytes,
+        gradients_s=windows.gradients_s,
+        stall_s=windows.stall_s(shard),
+    )
 
 
-def _tier(known: Known, tier: TierSpec, every: int) -> TierPlan:
+def _tier(known: Known, tier: TierSpec, every: Interval) -> TierPlan:
     bytes_ = known.sizes.state_bytes if known.sizes else None
     slow = tier if isinstance(tier, SlowTier) else None
     most = held_at_most(tier, known.spec.max_steps)
@@ -143,8 +149,9 @@ def _tier(known: Known, tier: TierSpec, every: int) -> TierPlan:
         write_s = known.costs.slow_s(tier.type) if slow else known.costs.copy_s
     return TierPlan(
         type=tier.type,
-        every=every,
+        every=every.steps,
         auto=tier.every == "auto",
+        why=every.why,
         bytes=bytes_,
         write_s=write_s,
         keep=slow.keep if slow else SNAPSHOTS_KEPT,
@@ -157,14 +164,28 @@ def _tier(known: Known, tier: TierSpec, every: int) -> TierPlan:
 
 def _memory(known: Known) -> MemoryNeed:
     shard = known.sizes.shard_bytes if known.sizes else None
+    host = known.spec.cluster.hardware.host_memory
     return memory_need(
-        parts=device_parts(known.spec, known.sizes) if known.sizes else None,
+        parts=device_parts(known.spec, known.sizes, known.work) if known.sizes else None,
         shard_bytes=shard if known.spec.tiers else 0,
         workers_per_node=known.spec.cluster.workers_per_node,
         device_limit_bytes=known.rates.device_memory_bytes,
-        host_limit_bytes=known.machine.host_memory_bytes,
+        host_limit_bytes=known.machine.host_memory_bytes if host == "auto" else host,
         shm_free_bytes=known.machine.shm_free_bytes,
     )
+
+
+def _between(mtbf_s: Faults, sources: dict[str, Source | None], kind: str) -> float:
+    """Return the mean time between faults that throw the run back as far as one of this kind does.
+
+    One that a faster tier answers throws it back by that tier's interval only, and counts for that part.
+    """
+    own, rate = sources[kind], 0.0
+    for other in KINDS:
+        found = sources[other]
+        faster = own is not None and found is not None and KINDS.index(other) < KINDS.index(kind)
+        rate += fault_rate(mtbf_s, [other]) * (found.every / own.every if faster and own and found else 1.0)
+    return 1 / rate if rate else math.inf
 
 
 def _expected(known: Known, every: dict[str, int]) -> Expected:
@@ -175,8 +196,11 @@ def _expected(known: Known, every: dict[str, int]) -> Expected:
         nothing = Faults(None, None, None)
         return Expected(None, budget, None, nothing, nothing, mtbf_s, None)
     overhead_s, stall_s = cost_per_step_s(known, costs, every, step_s)
-    sources = {kind: source(known, costs, every, kind, step_s) for kind in KINDS}
-    lost = Faults(*(lost_steps(sources[kind], step_s, spec.max_steps) for kind in KINDS))
+    busy_s = step_s + cost_per_step_s(known, costs, every, step_s, waits=False)[0]
+    sources = {kind: source(known, costs, every, kind, busy_s) for kind in KINDS}
+    lost = Faults(
+        *(lost_steps(sources[kind], busy_s, spec.max_steps, _between(mtbf_s, sources, kind)) for kind in KINDS)
+    )
     recovery = Faults(*(recovery_s(kind, spec.cluster, sources[kind]) for kind in KINDS))
     overhead = overhead_s / step_s
     useful = goodput(overhead, step_s, mtbf_s, lost, recovery)

@@ -8,8 +8,8 @@ from ..specs.models import DiskTier, MemoryTier, ObjectTier, SlowTier
 from ..specs.models import Tier as TierSpec
 from . import intervals
 from .costs import Costs, backlog_s
-from .devices import DISK_BYTES_PER_S, OBJECT_BYTES_PER_S
 from .expected import KINDS, Source, fault_rate, job_mtbf_s
+from .intervals import Interval, Place
 from .known import Known
 from .memory import SNAPSHOTS_KEPT
 
@@ -17,12 +17,12 @@ SURVIVES: dict[str, tuple[str, ...]] = {"memory": ("process",), "disk": KINDS, "
 """Faults after which a tier can still be read; for a disk inside the node that is lost see the plan's notes."""
 
 
-def tier_intervals(known: Known) -> dict[str, int]:
+def tier_intervals(known: Known) -> dict[str, Interval]:
     """Return the steps between two checkpoints of each tier that the spec has, fastest first."""
-    every: dict[str, int] = {}
+    every: dict[str, Interval] = {}
     for position, tier in enumerate(known.spec.tiers):  # each is filled from the one before
         if tier.every != "auto":
-            every[tier.type] = tier.every
+            every[tier.type] = Interval(tier.every, intervals.GIVEN)
         elif isinstance(tier, MemoryTier):
             every[tier.type] = _auto_memory(known, _divides(known, position))
         else:
@@ -42,51 +42,61 @@ def _divides(known: Known, position: int) -> int | None:
     return math.gcd(*reached) if reached else None
 
 
-def _auto_memory(known: Known, divides: int | None) -> int:
+def _auto_memory(known: Known, divides: int | None) -> Interval:
     """Return the memory tier's interval; 1 while the times are not known."""
+    spec = known.spec
     if known.costs is None or known.step_s is None:
-        return 1
-    budget = known.spec.checkpoint.max_overhead
-    return intervals.memory_every(known.costs.snapshot_s, known.step_s, budget, known.spec.max_steps, divides)
+        return Interval(1, intervals.UNTIMED)
+    place = Place(spec.max_steps, divides=divides)
+    mtbf_s = 1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), SURVIVES["memory"])
+    return intervals.memory_every(known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, place)
 
 
-def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, int], divides: int | None) -> int:
+def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], divides: int | None) -> Interval:
     """Return a slower tier's interval, within what the tiers before it leave of the budget.
 
-    Without a memory tier the snapshots are made for the first slower one alone, and count as its cost.
+    Without a memory tier the snapshots are made for the first slower one alone, and count as its cost; and it is
+    the one that a lost worker reads from.
     """
     costs, step_s, spec = known.costs, known.step_s, known.spec
-    source_every = next(reversed(before.values()), 1)
+    steps_before = {kind: interval.steps for kind, interval in before.items()}
+    place = Place(spec.max_steps, next(reversed(steps_before.values()), 1), divides)
     if costs is None or step_s is None:
-        return intervals.untimed_every(spec.max_steps, source_every, divides)
-    budget = spec.checkpoint.max_overhead
-    cost_s = costs.drain_cpu_s
-    if before:
-        used = cost_per_step_s(known, costs, before, step_s)[0] / step_s
-        budget = max(budget - used, intervals.LEAST_BUDGET_SHARE * budget)
-    else:
-        cost_s += costs.snapshot_s
+        return intervals.untimed_every(place)
     write_s = costs.slow_s(tier.type)
     if "disk" in before:
         return intervals.far_every(
-            write_s=write_s, cost_s=cost_s, step_s=step_s, budget=budget, max_steps=spec.max_steps,
-            source_every=source_every, divides=divides,
-        )  # fmt: skip
-    return intervals.disk_every(
-        write_s=write_s, cost_s=cost_s, step_s=step_s, budget=budget, max_steps=spec.max_steps,
-        mtbf_s=1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size)), snapshot_every=source_every, divides=divides,
-    )  # fmt: skip
+            write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, place=place
+        )
+    used = cost_per_step_s(known, costs, steps_before, step_s)[0] / step_s
+    served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
+    return intervals.slow_every(
+        write_s=write_s,
+        lag_s=costs.commit_lag_s,
+        cost_s=costs.drain_cpu_s + (0.0 if before else costs.snapshot_s),
+        step_s=step_s,
+        budget=max(0.0, spec.checkpoint.max_overhead - used),
+        mtbf_s=1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), served),
+        place=place,
+    )
 
 
-def cost_per_step_s(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> tuple[float, float]:
-    """Return what checkpoints add to a step on average, and how much of it is waiting."""
+def cost_per_step_s(
+    known: Known, costs: Costs, every: dict[str, int], step_s: float, *, waits: bool = True
+) -> tuple[float, float]:
+    """Return what checkpoints add to a step on average, and how much of it is waiting.
+
+    With `waits` false the waits for a slower tier are left out.
+    """
     if not every:
         return 0.0, 0.0
     slow = [tier for tier in known.spec.slow_tiers if tier.type in every]
     snapshots = next(iter(every.values()))
     stall_s = costs.snapshot_stall_s / snapshots
     taken_s = costs.snapshot_cpu_s / snapshots
-    if slow and slow[0].waits:  # only the first holds snapshots; what follows is filled from it, waited for by nobody
+    if (
+        waits and slow and slow[0].waits
+    ):  # only the first holds snapshots; what follows is filled from it, waited for by nobody
         steps = every[slow[0].type]
         stall_s += backlog_s(costs.slow_s(slow[0].type), steps, step_s) / steps
     taken_s += sum(costs.drain_cpu_s / every[tier.type] for tier in slow)
@@ -96,23 +106,47 @@ def cost_per_step_s(known: Known, costs: Costs, every: dict[str, int], step_s: f
 def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s: float) -> Source | None:
     """Return the fastest tier that survives a fault of `kind`.
 
-    Each rank, or node, reads its own part; then the parts are gathered, for every rank holds the whole state. A tier
-    that is slower than its interval, and not waited for, leaves checkpoints out: its interval grows by as much.
+    Each rank, or node, reads its own part; then the parts are gathered, for every rank holds the whole state.
     """
     tier = next((tier for tier in known.spec.tiers if kind in SURVIVES[tier.type]), None)
     if tier is None or known.sizes is None:
         return None
-    steps = every[tier.type]
     world, state = known.spec.world_size, known.sizes.state_bytes
     gather_s = (world - 1) / world * state / known.rates.exchange_bytes_per_s
+    steps, waiting = every[tier.type], waiting_part(known, costs, every, step_s)
     if isinstance(tier, MemoryTier):
-        return Source(steps, costs.commit_lag_s, costs.copy_s + gather_s)
+        return Source("memory", steps, costs.commit_lag_s, costs.copy_s + gather_s, waiting, steps)
     node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node
-    read_s = node_bytes / (DISK_BYTES_PER_S if isinstance(tier, DiskTier) else OBJECT_BYTES_PER_S)
+    on_disk = isinstance(tier, DiskTier)
+    read_s = node_bytes / (known.rates.disk_bytes_per_s if on_disk else known.rates.object_bytes_per_s) + gather_s
     write_s = costs.slow_s(tier.type)
+    if waiting > 0:
+        # While one checkpoint is written the next one is copied, and the snapshot after that takes the third slot: the
+        # second after it waits. So the newest whole one is that far and one interval behind when its write ends, and
+        # one interval more when the next one's does.
+        ahead = 2 * next(iter(every.values()))
+        return Source(tier.type, steps, (steps + ahead) * step_s, read_s, waiting, 2 * steps + ahead)
+    lag_s = costs.commit_lag_s + write_s
     if not tier.waits:
-        steps *= max(1, math.ceil(write_s / (steps * step_s)))
-    return Source(steps, costs.commit_lag_s + write_s, read_s + gather_s)
+        steps *= left_out_factor(lag_s, steps, step_s)
+    return Source(tier.type, steps, lag_s, read_s)
+
+
+def waiting_part(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> float:
+    """Return the part of the time in which training waits for a slower tier that it is to wait for."""
+    tier = known.spec.first_slow_tier
+    if tier is None or not tier.waits:
+        return 0.0
+    waited_s = backlog_s(costs.slow_s(tier.type), every[tier.type], step_s)
+    return waited_s / (every[tier.type] * step_s + waited_s)
+
+
+def left_out_factor(lag_s: float, every: int, step_s: float) -> int:
+    """Return m where of m checkpoints that are due only one is made, for the tier is at the one before for `lag_s`.
+
+    The tier is busy from the begin of the copy in the windows to the commit, and what is due meanwhile is left out.
+    """
+    return max(1, math.ceil(lag_s / (every * step_s)))
 
 
 def held_at_most(tier: TierSpec, max_steps: int) -> int:

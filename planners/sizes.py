@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..specs.models import GptModel, Spec
-from . import gpt
+from ..specs.models import Spec
+from .gpt import parameter_count
 from .memory import DeviceParts
 from .shards import TensorInfo
 from .state import shard_bytes, state_bytes, state_tensors
-from .times import sample_tokens
+from .workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,12 @@ class Sizes:
 
 
 def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | None:
-    """Count `parameters`, or those of the built-in model; None for a python model that nobody has built yet."""
+    """Count `parameters`; None for a python model that nobody has described or built yet."""
     if parameters is None:
-        if not isinstance(spec.model, GptModel):
-            return None
-        parameters = gpt.parameters(spec.model)
+        return None
     tensors = state_tensors(parameters, spec.training.optimizer)
     return Sizes(
-        parameters=gpt.parameter_count(parameters),
+        parameters=parameter_count(parameters),
         parameter_bytes=state_bytes(parameters),
         tensors=len(tensors),
         state_bytes=state_bytes(tensors),
@@ -42,23 +40,19 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | 
     )
 
 
-def device_parts(spec: Spec, sizes: Sizes) -> DeviceParts:
+def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
     """Return the device memory of one rank: the whole model, for it is replicated.
 
     Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in.
-    Under autocast the bf16 copies of the weights live as long as the pass. The activations of a model that is
-    not built in are not known and count 0.
+    Under autocast the bf16 copies of the weights live as long as the pass. The activations of a model of unknown
+    family are not known and count 0.
     """
     mixed = spec.training.precision == "bf16-mixed"
-    model, seq_len = spec.model, sample_tokens(spec)
-    activations = 0
-    if isinstance(model, GptModel) and seq_len is not None:
-        samples = spec.training.micro_batch_size
-        activations = gpt.activation_bytes(model, samples, seq_len, spec.training.precision)
+    activations = work.activation_bytes if work is not None else None
     return DeviceParts(
         weights_bytes=sizes.parameter_bytes,
         gradients_bytes=sizes.parameter_bytes,
         optimizer_bytes=sizes.state_bytes - sizes.parameter_bytes,
         casts_bytes=2 * sizes.parameters if mixed else 0,
-        activations_bytes=activations,
+        activations_bytes=activations or 0,
     )

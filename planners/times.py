@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..specs.models import AdamW, GptModel, Spec
-from . import gpt
+from ..specs.models import AdamW, Spec
 from .devices import Rates
 from .machine import Measured
+from .workload import BACKWARD_TO_FORWARD, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,35 +17,30 @@ class StepTimes:
     forward_s: float
     backward_s: float
     optimizer_s: float
+    gradients_s: float
+    """The whole all-reduce of the gradients, once per step, in and after the last backward pass."""
     exchange_s: float
-    """The part of the gradients' all-reduce that no backward pass hides."""
+    """The part of it that no backward pass hides."""
 
 
 def step_times(
-    spec: Spec, rates: Rates, parameters: int, parameter_bytes: int, measured: Measured | None
+    spec: Spec, rates: Rates, work: Workload | None, parameters: int, parameter_bytes: int, measured: Measured | None
 ) -> StepTimes | None:
     """Return the times of a step: measured ones if there are any, else by arithmetic; None: not known."""
+    gradients_s = ring_exchange_s(parameter_bytes, spec.world_size, rates.exchange_bytes_per_s)
     if measured is not None:
-        exchange = exposed_exchange_s(parameter_bytes, spec.world_size, rates, measured.backward_s)
-        return StepTimes(measured.forward_s, measured.backward_s, measured.optimizer_s, exchange)
-    seq_len = sample_tokens(spec)
-    if not isinstance(spec.model, GptModel) or seq_len is None:
+        exchange_s = measured.exchange_s
+        if exchange_s is None:
+            exchange_s = exposed_exchange_s(parameter_bytes, spec.world_size, rates, measured.backward_s)
+        return StepTimes(measured.forward_s, measured.backward_s, measured.optimizer_s, gradients_s, exchange_s)
+    if work is None or work.forward_flop is None:
         return None
-    samples = spec.training.micro_batch_size
-    floor_s = spec.model.n_layers * rates.launch_s
-    forward_s = max(gpt.forward_flop(spec.model, samples, seq_len) / rates.flop_per_s, floor_s)
-    backward_s = max(gpt.backward_flop(spec.model, samples, seq_len) / rates.flop_per_s, 2 * floor_s)
+    floor_s = work.model.n_layers * rates.launch_s
+    forward_s = max(work.forward_flop / rates.flop_per_s, floor_s)
+    backward_s = max(BACKWARD_TO_FORWARD * work.forward_flop / rates.flop_per_s, 2 * floor_s)
     optimizer_s = update_bytes(spec, parameters) / rates.update_bytes_per_s
     exchange_s = exposed_exchange_s(parameter_bytes, spec.world_size, rates, backward_s)
-    return StepTimes(forward_s, backward_s, optimizer_s, exchange_s)
-
-
-def sample_tokens(spec: Spec) -> int | None:
-    """Tokens per sample, or None when only the dataset's own code knows."""
-    if spec.dataset.type == "text":
-        return spec.dataset.seq_len
-    seq_len = spec.dataset.kwargs.get("seq_len")
-    return seq_len if isinstance(seq_len, int) and not isinstance(seq_len, bool) and seq_len > 0 else None
+    return StepTimes(forward_s, backward_s, optimizer_s, gradients_s, exchange_s)
 
 
 def update_bytes(spec: Spec, parameters: int) -> int:
@@ -71,6 +66,9 @@ def exposed_exchange_s(gradient_bytes: int, world: int, rates: Rates, backward_s
     """Return the part of the gradients' all-reduce that sticks out of the last backward pass.
 
     Buckets travel while the pass still computes (Li et al. 2020, arXiv:2006.15704, section 3.2); that overlap
-    is taken to be whole, so this is a lower estimate.
+    is taken to be whole, so on accelerators this is a lower estimate. Where processors send and add the gradients
+    they compute nothing else meanwhile, so at least that time is not hidden.
     """
-    return max(0.0, ring_exchange_s(gradient_bytes, world, rates.exchange_bytes_per_s) - backward_s)
+    whole_s = ring_exchange_s(gradient_bytes, world, rates.exchange_bytes_per_s)
+    own_s = ring_exchange_s(gradient_bytes, world, rates.sum_bytes_per_s) if rates.sum_bytes_per_s else 0.0
+    return max(own_s, whole_s - backward_s, 0.0)

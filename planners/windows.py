@@ -1,18 +1,22 @@
 """The two sets of storage parameters: what is copied in each forward and in each backward pass.
 
-A step has n forward and n backward passes, so the state is constant for T = n·(forward_s + backward_s). A
-rank must copy its shard of S bytes over a channel of B bytes per second. The copy is spread over all windows
-in proportion to their time t, in whole pages, at one pace for all of them:
+A step has n forward and n backward passes, so the state is constant for T = n·(forward_s + backward_s), and for the
+part e of the gradients' exchange that sticks out of the last backward pass. A rank must copy its shard of S bytes
+over a channel of B bytes per second. The copy is spread over all windows in proportion to their time t, in whole
+pages, at one pace p for all of them:
 
-    bytes per window = lead · S · t/T           lead = min(1/0.75, max(1, T·B/S))
+    bytes per window = p·B·t        p = min(1, max(S/(0.75·T·B), S/(U·B)))
 
 - S at most 0.75·T·B: the shard is copied once three quarters of the window time have passed; the last quarter
   is slack for windows that turn out shorter or a channel that turns out slower.
-- S up to T·B: the channel runs at its full rate and the slack shrinks to nothing.
-- S above T·B: each window gets more than it can hold, in the same proportion; the update then waits for the
-  rest, and that wait is the predicted stall S/B - T.
+- Where gradients cross the same link they do so in the last backward pass, and they go first. U is the time before
+  it: the copy is done by then if it fits. U is not looked at where gradients have a link of their own.
+- Above that the channel runs at its full rate and the slack shrinks to nothing. What gradients leave of a shared link
+  in the time g of their exchange is B'.
+- S above the capacity C = B·(T + e - g) + B'·g: each window gets more than it can hold, in the same proportion; the
+  update then waits for the rest, and that wait is the predicted stall.
 
-In each of the three, n·forward + n·backward bytes are at least S.
+In each of these, n·forward + n·backward bytes are at least S.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ MIN_SLICE_BYTES = 64 * 1024
 MAX_SLICE_BYTES = 64 * 2**20
 DEFAULT_SLICE_BYTES = 2**20
 """Slice while the channel's rate or the shard's size is not known."""
-BACKWARD_TO_FORWARD = 2.0
-"""Ratio of the passes' times while they are not known (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+UNKNOWN_PASSES = (1.0, 2.0)
+"""Times of the passes, up to a factor, while they are not known (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +54,100 @@ class StorageParameters:
     """Tiers that are written in these windows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """One step as a rank's storage channel sees it."""
+
+    micro_batches: int
+    forward_s: float
+    backward_s: float
+    bytes_per_s: float
+    """B, the channel's rate."""
+    exchange_s: float = 0.0
+    """e: the state is constant for this long after the last backward pass, too."""
+    gradients_s: float = 0.0
+    """g: from the begin of the last backward pass gradients hold the same link for this long; 0: they never do."""
+    beside_bytes_per_s: float = 0.0
+    """B': what the channel reaches meanwhile."""
+
+    @property
+    def window_s(self) -> float:
+        """T."""
+        return self.micro_batches * (self.forward_s + self.backward_s)
+
+    @property
+    def free_s(self) -> float:
+        """U: until gradients need the link."""
+        return self.window_s - self.backward_s if self.gradients_s > 0 else self.window_s
+
+    @property
+    def capacity_bytes(self) -> float:
+        """C: the most that can be copied before the update would have to wait."""
+        held_s = min(self.gradients_s, self.backward_s + self.exchange_s)
+        constant_s = self.window_s + self.exchange_s
+        return self.bytes_per_s * (constant_s - held_s) + self.beside_bytes_per_s * held_s
+
+    def pace(self, shard_bytes: int) -> float:
+        """Return p, the part of its rate that the channel is planned to run at."""
+        copy_s = shard_bytes / self.bytes_per_s
+        wanted = copy_s / (FINISH_AT * self.window_s)
+        if self.gradients_s > 0:
+            wanted = max(wanted, copy_s / self.free_s if self.free_s > 0 else math.inf)
+        return min(1.0, wanted)
+
+    def unpaced_end_s(self, shard_bytes: int) -> float:
+        """Return when, after the update, a copy at full rate has ended, the gradients' share left to them."""
+        if self.gradients_s <= 0 or shard_bytes <= self.bytes_per_s * self.free_s:
+            return shard_bytes / self.bytes_per_s
+        rest = shard_bytes - self.bytes_per_s * self.free_s
+        if rest <= self.beside_bytes_per_s * self.gradients_s:
+            return self.free_s + rest / self.beside_bytes_per_s
+        rest -= self.beside_bytes_per_s * self.gradients_s
+        return self.free_s + self.gradients_s + rest / self.bytes_per_s
+
+    def stall_s(self, shard_bytes: int) -> float:
+        """Return how long the update waits for the copy of one snapshot; 0 if it fits."""
+        return max(0.0, self.unpaced_end_s(shard_bytes) - self.window_s - self.exchange_s)
+
+    def copied_s(self, shard_bytes: int, forward_bytes: int, backward_bytes: int) -> float:
+        """Return when, after the update, the shard is copied with these bytes per window."""
+        if self.pace(shard_bytes) >= 1 or shard_bytes == 0:
+            return self.unpaced_end_s(shard_bytes)
+        pairs = (shard_bytes - 1) // (forward_bytes + backward_bytes)
+        rest = shard_bytes - pairs * (forward_bytes + backward_bytes)
+        begin_s = pairs * (self.forward_s + self.backward_s)
+        if rest <= forward_bytes:
+            return begin_s + rest / self.bytes_per_s
+        return begin_s + self.forward_s + (rest - forward_bytes) / self.bytes_per_s
+
+
 def storage_parameters(
-    shard_bytes: int | None,
-    micro_batches: int,
-    passes_s: tuple[float, float] | None,
-    bytes_per_s: float,
-    tiers: tuple[str, ...],
+    shard_bytes: int | None, micro_batches: int, windows: Windows | None, tiers: tuple[str, ...]
 ) -> tuple[StorageParameters, StorageParameters]:
     """Return the sets for forward and backward windows; the rule is this module's docstring.
 
-    `passes_s` holds the times of one forward and one backward pass; None: not known, then the shard is spread
-    as if the backward pass took twice the time of the forward pass and all of it fitted.
+    `windows` is None while the times are not known: then the shard is spread as if the backward pass took twice the
+    time of the forward pass and all of it fitted.
     """
     if not tiers or shard_bytes is None:
         per_window = None if tiers else 0
         same = StorageParameters(micro_batches, per_window, DEFAULT_SLICE_BYTES, tiers)
         return same, same
-    if passes_s is None or sum(passes_s) <= 0:
-        passes_s, bytes_per_s = (1.0, BACKWARD_TO_FORWARD), math.inf
-    forward_s, backward_s = passes_s
-    lead = copy_lead(shard_bytes, micro_batches * (forward_s + backward_s), bytes_per_s)
-    per_pass = lead * shard_bytes / micro_batches
-    forward = _pages(per_pass * (forward_s / (forward_s + backward_s)))
+    if windows is None:
+        windows = Windows(micro_batches, *UNKNOWN_PASSES, bytes_per_s=max(1, shard_bytes) * 1e3)
+        rate = math.inf
+    else:
+        rate = windows.bytes_per_s
+    pair_s = windows.forward_s + windows.backward_s
+    per_pair = max(windows.pace(shard_bytes) * windows.bytes_per_s * pair_s, shard_bytes / micro_batches)
+    forward = _pages(per_pair * (windows.forward_s / pair_s))
     rest = -(-shard_bytes // micro_batches) - forward
-    backward = _pages(max(per_pass * (backward_s / (forward_s + backward_s)), rest))
-    slice_bytes = slice_size(max(forward, backward), bytes_per_s)
+    backward = _pages(max(per_pair * (windows.backward_s / pair_s), rest))
+    slice_bytes = slice_size(max(forward, backward), rate)
     return (
         StorageParameters(micro_batches, forward, slice_bytes, tiers),
         StorageParameters(micro_batches, backward, slice_bytes, tiers),
     )
-
-
-def copy_lead(shard_bytes: int, window_s: float, bytes_per_s: float) -> float:
-    """Return how much faster than "done with the last window" the copy is planned: 1 (no slack) to 1/0.75."""
-    if shard_bytes == 0:
-        return 1.0
-    return min(1 / FINISH_AT, max(1.0, window_s * bytes_per_s / shard_bytes))
-
-
-def stall_s(shard_bytes: int, window_s: float, bytes_per_s: float) -> float:
-    """Return how long the update waits for the copy of one snapshot: S/B - T, or nothing if it fits."""
-    return max(0.0, shard_bytes / bytes_per_s - window_s)
 
 
 def slice_size(bytes_per_window: int, bytes_per_s: float) -> int:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from .units import Bandwidth, Fraction, PositiveInt, Seconds, WholeNumber
+from .block import Block
+from .shapes import Decoder, DecoderShape, DiffusionShape, EncoderShape
+from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, WholeNumber
 
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 URL_PATTERN = r"^((s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+)$"
@@ -17,57 +19,14 @@ ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class Block(BaseModel):
-    """Base of every block: unknown keys and wrong kinds are refused, values never change."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
-class GptModel(Block):
+class GptModel(Decoder):
     """A llama-style decoder built into dtrain: RMSNorm, rotary positions, SwiGLU or GELU, no biases."""
 
     type: Literal["gpt"]
-    n_layers: PositiveInt
-    """Number of transformer blocks."""
-    d_model: PositiveInt
-    """Width of the residual stream."""
-    n_heads: PositiveInt
-    """Attention heads; `d_model` must be divisible by it, and the head size must be even."""
-    n_kv_heads: PositiveInt | None = None
-    """Key and value heads (grouped-query attention); default: `n_heads`."""
-    d_ff: PositiveInt | None = None
-    """Hidden width of the MLP; default: 4·d_model for gelu, 8/3·d_model rounded up to 64 for swiglu."""
     vocab_size: PositiveInt = 256
     """Tokens in the vocabulary; the bytes tokenizer needs 256."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """The MLP's non-linearity."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability with which residual branches are dropped, per element."""
-    tie_embeddings: bool = False
-    """Use the embedding matrix as the output head too."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     """Base of the rotary position frequencies."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads in use."""
-        return self.n_kv_heads or self.n_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.d_model // self.n_heads
-
-    @property
-    def ff_dim(self) -> int:
-        """Hidden width of the MLP in use."""
-        if self.d_ff is not None:
-            return self.d_ff
-        if self.activation == "gelu":
-            return 4 * self.d_model
-        return -(-(8 * self.d_model) // (3 * 64)) * 64
 
 
 class PythonModel(Block):
@@ -78,6 +37,8 @@ class PythonModel(Block):
     """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the callable."""
+    like: DecoderShape | EncoderShape | DiffusionShape | None = Field(default=None, discriminator="family")
+    """What the plan takes the model for: its family and sizes. The code alone says what is trained."""
 
 
 class TextDataset(Block):
@@ -110,7 +71,7 @@ class AdamW(Block):
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decay of matrices; vectors (norms, biases) are not decayed."""
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]  # noqa: RUF012 (pydantic copies defaults)
     """Decay rates of the first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator."""
@@ -192,6 +153,9 @@ class StorageChannel(Block):
     """Network interface."""
     bandwidth: Literal["auto"] | Bandwidth = "auto"
     """Bytes per second and rank that a copy into the memory tier reaches; auto: taken from the device."""
+    shared: Literal["auto"] | bool = "auto"
+    """Whether gradients cross the same link as checkpoints; auto: they do where accelerators of several nodes are
+    planned for (both leave a GPU over PCIe)."""
 
 
 class Channels(Block):
@@ -201,6 +165,29 @@ class Channels(Block):
     """Gradients."""
     storage: StorageChannel = StorageChannel()
     """Checkpoints."""
+
+
+class Hardware(Block):
+    """What the plan takes one node and its links to reach in training; auto: by its table of devices."""
+
+    flops: Literal["auto"] | Flops = "auto"
+    """Floating point operations per second that one worker reaches in its passes (not the peak)."""
+    memory_bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Traffic between one worker and its device's memory that the update reaches."""
+    node_bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Rate of one worker to another of its node, in each direction."""
+    network_bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Rate of one worker to another node, in each direction."""
+    disk_bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Rate of one node's durable writes to the disk tier, while all nodes write, and of its reads."""
+    object_bandwidth: Literal["auto"] | Bandwidth = "auto"
+    """Rate of one node to and from the object store, while all nodes are at it."""
+    device_memory: Literal["auto"] | ByteSize = "auto"
+    """Memory of one accelerator."""
+    host_memory: Literal["auto"] | ByteSize = "auto"
+    """Main memory of one node."""
+    restart_time: Seconds = 10.0
+    """From a noticed fault to workers that are ready to read: rendezvous, imports, building the model."""
 
 
 class Cluster(Block):
@@ -214,6 +201,8 @@ class Cluster(Block):
     """Where the model lives; auto: cuda if this machine has it, else cpu."""
     accelerator: Literal["auto", "cpu", "a100", "h100", "h200", "b200", "mi300x"] = "auto"
     """The device the planner assumes; auto: the one of this machine."""
+    hardware: Hardware = Hardware()
+    """Figures of the hardware that replace the planner's."""
     rendezvous: Literal["auto"] = "auto"
     """Where the nodes meet."""
     max_restarts: WholeNumber = 3
@@ -315,7 +304,7 @@ class Spec(Block):
     """Parallel degrees."""
     cluster: Cluster = Cluster()
     """Nodes, workers, device."""
-    tiers: list[Tier] = [MemoryTier(type="memory"), DiskTier(type="disk")]
+    tiers: list[Tier] = [MemoryTier(type="memory"), DiskTier(type="disk")]  # noqa: RUF012 (pydantic copies defaults)
     """Places for checkpoints, fastest first; an empty list trains without checkpoints."""
     checkpoint: Checkpoint = Checkpoint()
     """What checkpointing may cost."""

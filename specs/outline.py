@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from .models import ENDPOINT_PATTERN, ENTRY_PATTERN, NAME_PATTERN, URL_PATTERN, Block, Spec
+from .block import Block
+from .models import ENDPOINT_PATTERN, ENTRY_PATTERN, NAME_PATTERN, URL_PATTERN, Spec
 from .tree import KeyPath
-from .units import parse_bandwidth, parse_bytes, parse_fraction, parse_seconds
+from .units import parse_bandwidth, parse_bytes, parse_flops, parse_fraction, parse_seconds
 
 Names = tuple[str, ...]
 """A key path without list indices: where a block stands in the model."""
@@ -21,6 +22,7 @@ Names = tuple[str, ...]
 _UNITS: dict[Any, str] = {
     parse_bytes: "a size like 10GiB",
     parse_bandwidth: "a bandwidth like 10GiB/s",
+    parse_flops: "a rate of operations above 0, like 400TFLOP/s",
     parse_seconds: "a time above 0, like 30s",
     parse_fraction: "a fraction from 0 to 1, like 1%",
 }

@@ -104,24 +104,40 @@ def _degrees(view: View) -> Iterator[Finding]:
 
 
 def _heads(view: View) -> Iterator[Finding]:
-    if view.get("model", "type") != "gpt":
-        return
-    width, heads = view.whole("model", "d_model"), view.whole("model", "n_heads")
-    groups = view.whole("model", "n_kv_heads")
+    if view.get("model", "type") == "gpt":
+        yield from _head_sizes(view, ("model",), even=True)
+    family = view.get("model", "like", "family")
+    if isinstance(family, str):
+        yield from _head_sizes(view, ("model", "like"), even=family == "decoder")
+
+
+def _head_sizes(view: View, block: KeyPath, *, even: bool) -> Iterator[Finding]:
+    """The width is a multiple of the heads; rotary positions turn pairs, so their heads have an even size."""
+    width, heads = view.whole(*block, "d_model"), view.whole(*block, "n_heads")
+    groups = view.whole(*block, "n_kv_heads")
     if width is not None and heads is not None:
-        unit = 2 * heads
+        unit = 2 * heads if even else heads
         below = width - width % unit
         near = f"use d_model {below} or {below + unit}" if below else f"use d_model {unit}"
         if width % heads:
-            yield Finding(("model", "d_model"), f"{width} is not divisible by n_heads = {heads}", near)
-        elif (width // heads) % 2:
+            yield Finding((*block, "d_model"), f"{width} is not divisible by n_heads = {heads}", near)
+        elif even and (width // heads) % 2:
             size = width // heads
             message = f"the head size d_model / n_heads = {width} / {heads} = {size} is odd"
-            yield Finding(("model", "d_model"), message, f"rotary positions need an even one: {near}")
+            yield Finding((*block, "d_model"), message, f"rotary positions need an even one: {near}")
     if heads is not None and groups is not None and heads % groups:
         fitting = [str(size) for size in range(1, min(heads, 1024) + 1) if heads % size == 0]
         message = f"n_heads = {heads} is not divisible by n_kv_heads = {groups}"
-        yield Finding(("model", "n_kv_heads"), message, f"use one of {', '.join(fitting)}")
+        yield Finding((*block, "n_kv_heads"), message, f"use one of {', '.join(fitting)}")
+
+
+def _patches(view: View) -> Iterator[Finding]:
+    block = ("model", "like")
+    if view.get(*block, "family") != "diffusion":
+        return
+    side, patch = view.whole(*block, "input_size"), view.whole(*block, "patch_size")
+    if side is not None and patch is not None and side % patch:
+        yield Finding((*block, "input_size"), f"{side} is not a multiple of patch_size = {patch}", _near(side, patch))
 
 
 def _vocabulary(view: View) -> Iterator[Finding]:
@@ -234,8 +250,8 @@ def _same_folder(view: View) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
-    _batch, _degrees, _heads, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good, _object_options,
-    _same_folder,
+    _batch, _degrees, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
+    _object_options, _same_folder,
 )  # fmt: skip
 
 

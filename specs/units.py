@@ -1,4 +1,4 @@
-"""Quantities people write with a unit: sizes, bandwidths, times, fractions.
+"""Quantities people write with a unit: sizes, bandwidths, rates of operations, times, fractions.
 
 Each annotated type accepts a bare number in the base unit (bytes, bytes/s, seconds, a fraction of one) or
 text with a unit, and always stores the base unit, so that a spec dumped to JSON reads back equal.
@@ -18,6 +18,11 @@ BYTES: dict[str, float] = {
     "KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40, "PIB": 2.0**50,
 }  # fmt: skip
 BITS: dict[str, float] = {"BIT": 1 / 8, "KBIT": 1e3 / 8, "MBIT": 1e6 / 8, "GBIT": 1e9 / 8, "TBIT": 1e12 / 8}
+FLOPS: dict[str, float] = {
+    prefix + unit: factor
+    for prefix, factor in (("", 1.0), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
+    for unit in ("FLOP/S", "FLOPS")
+}
 SECONDS: dict[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z%/]*)\s*")
@@ -100,8 +105,22 @@ def parse_fraction(value: object) -> float:
     return number
 
 
+def parse_flops(value: object) -> float:
+    """`400TFLOP/s`, `400e12` or a number → floating point operations per second; must be above 0."""
+    number = _number(value, "rate of operations", "400TFLOP/s")
+    if number is None:
+        amount, unit = _split(str(value), "rate of operations", "400TFLOP/s")
+        if unit and unit.upper() not in FLOPS:
+            raise ValueError(f"unknown unit of operations {unit!r}; write it like 400TFLOP/s or 400e12")
+        number = amount * FLOPS[unit.upper() or "FLOP/S"]
+    if number <= 0:
+        raise ValueError("a rate of operations must be above 0")
+    return _finite(number, "rate of operations")
+
+
 ByteSize = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth, json_schema_input_type=float | str)]
+Flops = Annotated[float, BeforeValidator(parse_flops, json_schema_input_type=float | str)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
 Fraction = Annotated[float, BeforeValidator(parse_fraction, json_schema_input_type=float | str)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]

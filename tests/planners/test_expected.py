@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from dtrain.planners.costs import backlog_s, checkpoint_costs
+from dtrain.planners.costs import Costs, backlog_s, checkpoint_costs
+from dtrain.planners.devices import rates
 from dtrain.planners.expected import (
-    RESTART_S,
     Faults,
     Source,
     fault_rate,
@@ -13,23 +15,44 @@ from dtrain.planners.expected import (
     lost_steps,
     recovery_s,
 )
+from dtrain.planners.machine import Machine
+from dtrain.planners.windows import Windows
 from dtrain.specs.models import Cluster
 
-CLUSTER = Cluster.model_validate({"nodes": 4, "workers_per_node": 8, "mtbf": {"process": "32h", "node": "400h"}})
+RESTART_S = 25.0
+CLUSTER = Cluster.model_validate(
+    {"nodes": 4, "workers_per_node": 8, "mtbf": {"process": "32h", "node": "400h"}, "hardware": {"restart_time": "25s"}}
+)
 
 
 def test_lost_work_is_half_an_interval_and_the_lag() -> None:
-    assert lost_steps(Source(every=1, lag_s=0.5, read_s=0), step_s=1.0, max_steps=1000) == pytest.approx(1.0)
-    assert lost_steps(Source(every=20, lag_s=3.0, read_s=0), step_s=1.0, max_steps=1000) == pytest.approx(13.0)
+    assert lost_steps(Source("memory", every=1, lag_s=0.5, read_s=0), step_s=1.0, max_steps=1000) == pytest.approx(1.0)
+    assert lost_steps(Source("memory", every=20, lag_s=3.0, read_s=0), step_s=1.0, max_steps=1000) == pytest.approx(
+        13.0
+    )
+
+
+def test_frequent_faults_find_less_to_lose_than_half_an_interval() -> None:
+    source = Source("disk", every=100, lag_s=0.0, read_s=0)
+    # X mod 100 for an exponential X of mean 50: mean 50 - 100/(e² - 1)
+    assert lost_steps(source, 1.0, 10**6, mtbf_s=50.0) == pytest.approx(50 - 100 / (math.e**2 - 1))
+    assert lost_steps(source, 1.0, 10**6, mtbf_s=1e12) == pytest.approx(50)
+    late = Source("disk", every=1, lag_s=1e9, read_s=0)
+    assert lost_steps(late, 1.0, 10**6, mtbf_s=50.0) == pytest.approx(50)
+
+
+def test_work_stands_still_while_training_waits() -> None:
+    source = Source("disk", every=4, lag_s=6.0, read_s=0, waiting=0.5, waiting_steps=10.0)
+    assert lost_steps(source, 1.0, 10**6) == pytest.approx((8 + 10) / 2)
 
 
 def test_without_a_surviving_tier_half_of_the_run_is_lost() -> None:
     assert lost_steps(None, 1.0, 1000) == 500
-    assert lost_steps(Source(every=5000, lag_s=0, read_s=0), 1.0, 1000) == 500
+    assert lost_steps(Source("memory", every=5000, lag_s=0, read_s=0), 1.0, 1000) == 500
 
 
 def test_recovery_is_notice_restart_and_read() -> None:
-    source = Source(every=1, lag_s=0, read_s=7.0)
+    source = Source("memory", every=1, lag_s=0, read_s=7.0)
     assert recovery_s("process", CLUSTER, source) == pytest.approx(1 + RESTART_S + 7)
     assert recovery_s("node", CLUSTER, source) == pytest.approx(CLUSTER.heartbeat_timeout + RESTART_S + 7)
     assert recovery_s("cluster", CLUSTER, None) == RESTART_S
@@ -44,29 +67,35 @@ def test_failure_rates_add_up_over_the_job() -> None:
 def test_goodput_by_hand() -> None:
     once_an_hour = Faults(3600.0, None, None)
     lost, recovery = Faults(10.0, 99.0, 99.0), Faults(16.0, 99.0, 99.0)
-    # 10 steps of 2 s, stretched by a tenth, and 16 s of recovery each hour
-    assert goodput(0.1, 2.0, once_an_hour, lost, recovery) == pytest.approx((1 - 38 / 3600) / 1.1)
+    # in each hour of running 10 steps of 2 s, stretched by a tenth; and 16 s of recovery after it
+    assert goodput(0.1, 2.0, once_an_hour, lost, recovery) == pytest.approx((3600 - 22) / 3616 / 1.1)
     assert goodput(0.0, 1.0, Faults(None, None, None), lost, recovery) == 1
     assert goodput(0.0, 1e6, once_an_hour, lost, recovery) == 0
 
 
+def costs(shard: int, windows: Windows, workers: int = 1, cores: int | None = None) -> Costs:
+    cluster = Cluster.model_validate({"workers_per_node": workers, "hardware": {"disk_bandwidth": "1GiB/s"}})
+    reached = rates(Machine(2, None, None, "h100"), cluster, "fp32")
+    return checkpoint_costs(shard, cluster, windows, reached, cores)
+
+
 def test_costs_of_a_checkpoint_that_fits() -> None:
-    costs = checkpoint_costs(2**30, workers_per_node=4, bytes_per_s=2**30, window_s=10.0, cpu_cores=None)
-    assert costs.copy_s == 1
-    assert costs.commit_lag_s == pytest.approx(7.5)
-    assert costs.write_s == pytest.approx(4.05)
-    assert (costs.snapshot_s, costs.drain_cpu_s) == (0, 0)
+    of_many = costs(2**30, Windows(100, 0.03, 0.07, bytes_per_s=2**30), workers=4)
+    assert of_many.copy_s == 1
+    assert of_many.commit_lag_s == pytest.approx(7.5, rel=0.01)
+    assert of_many.write_s == pytest.approx(4.05)
+    assert (of_many.snapshot_s, of_many.drain_cpu_s) == (0, 0)
 
 
 def test_costs_of_a_checkpoint_that_does_not_fit() -> None:
-    costs = checkpoint_costs(2**30, 1, 2**30, 0.25, None)
-    assert costs.snapshot_stall_s == pytest.approx(0.75)
-    assert costs.commit_lag_s == pytest.approx(1.0)
+    one = costs(2**30, Windows(1, 0.1, 0.15, bytes_per_s=2**30))
+    assert one.snapshot_stall_s == pytest.approx(0.75)
+    assert one.commit_lag_s == pytest.approx(1.0)
 
 
 def test_on_a_cpu_the_copy_takes_processor_time() -> None:
-    one = checkpoint_costs(2**30, 2, 8 * 2**30, 10.0, cpu_cores=2)
-    more_cores = checkpoint_costs(2**30, 2, 8 * 2**30, 10.0, cpu_cores=8)
+    windows = Windows(1, 3.0, 7.0, bytes_per_s=8 * 2**30)
+    one, more_cores = costs(2**30, windows, 2, cores=2), costs(2**30, windows, 2, cores=8)
     assert one.snapshot_stall_s == 0
     assert one.snapshot_s > 0
     assert one.snapshot_s == pytest.approx(4 * more_cores.snapshot_s)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from tests.planners.build import MakeSpec
 
 from dtrain.cli import machine as module
+from dtrain.cli.core import Core, look_at_core, rounded
 from dtrain.cli.machine import choose_accelerator, nvidia_gpus, shm_free_bytes, table_name, this_machine
 
 
@@ -67,6 +69,27 @@ def test_this_machine(make_spec: MakeSpec, tmp_path: Path) -> None:
     assert here.cpu_cores == len(os.sched_getaffinity(0))
     assert (here.host_memory_bytes or 0) > 2**28
     assert shm_free_bytes(tmp_path / "missing") is None
+
+
+def test_a_core_is_looked_at_where_the_plan_needs_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = this_machine(make_spec())
+    assert 1e8 < (here.core_flop_per_s or 0) < 1e13
+    assert 1e7 < (here.core_traffic_bytes_per_s or 0) < 1e13
+    monkeypatch.setattr(module, "look_at_core", lambda: pytest.fail("looked at although nobody needs it"))
+    assert this_machine(make_spec(), look=False).core_flop_per_s is None
+    given = {"device": "cpu", "hardware": {"flops": "50GFLOP/s", "memory_bandwidth": "20GB/s"}}
+    assert this_machine(make_spec(cluster=given)).core_flop_per_s is None
+    assert this_machine(make_spec(cluster={"accelerator": "h100"})).core_flop_per_s is None
+
+
+def test_a_machine_that_is_a_little_faster_today_gives_the_same_plan() -> None:
+    assert len({rounded(155e9 * change) for change in (0.95, 1.0, 1.05)}) == 1
+    assert all(1 / 1.27 < rounded(value) / value < 1.27 for value in (1e9, 1.3e9, 2e9, 3e9, 5e9, 8e9))
+
+
+def test_a_look_that_fails_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert look_at_core() == Core()
 
 
 @pytest.mark.usefixtures("gpus")

@@ -21,9 +21,9 @@ tiny-gpt · 4 layers, 918,656 parameters, state 10.5 MiB
 batch 32 = 2 ranks x 4 samples x 4 passes; 4,096 tokens per step
 
 One step, to scale
-  passes    F────B──────────F─────B─────────F─────B──────────F────B──────────U─
-  copy      █····█··········█·····█·········█·····█··························
-  to disk                                         ▒▒▒▒▒▒▒▒▒▒▒▒▒
+  passes    F────B──────────F────B──────────F────B──────────F────B──────────XU─
+  copy      █····█··········█····█··········█····█··························
+  to disk                                        ▒▒▒▒▒▒▒▒▒▒▒▒▒
 """
 
 
@@ -34,7 +34,7 @@ def page(plan: Plan, width: int, **console: object) -> str:
 def test_page_at_80_columns(make_spec: MakeSpec, laptop: Machine) -> None:
     text = page(make_plan(make_spec(), laptop), 80)
     assert text.startswith(TINY_80)
-    for number in ("600 KiB", "1.17 MiB", "128 KiB", "5.26 MiB", "10.5 MiB", "60.3 ms", "31.5 MiB", "goodput 99.3 %"):
+    for number in ("600 KiB", "1.17 MiB", "128 KiB", "5.26 MiB", "10.5 MiB", "60.3 ms", "31.5 MiB", "goodput 99.6 %"):
         assert number in text
     assert "\x1b" not in text
 
@@ -58,9 +58,53 @@ def test_many_micro_batches_are_elided_in_the_middle(make_spec: MakeSpec, laptop
 def test_a_stall_is_drawn(make_spec: MakeSpec, laptop: Machine) -> None:
     slow = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": "10MB/s"}}}
     text = page(make_plan(make_spec(cluster=slow), laptop), 80)
+    words = " ".join(text.split())
     assert "S stall" in text
-    assert "the update waits" in " ".join(text.split())
+    assert "the update waits" in words
+    assert "of it fits" in words
     assert "Warnings" in text
+
+
+def test_what_would_have_to_change_is_said_with_figures_that_are_enough(make_spec: MakeSpec, laptop: Machine) -> None:
+    def made(batch: int = 32, bandwidth: str | float = "10MB/s", overhead: float = 0.01) -> Plan:
+        cluster = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": bandwidth}}}
+        tiers = [{"type": "memory", "every": "auto"}]
+        training, checkpoint = {"global_batch_size": batch}, {"max_overhead": overhead}
+        return make_plan(make_spec(cluster=cluster, training=training, tiers=tiers, checkpoint=checkpoint), laptop)
+
+    short = made()
+    assert short.tiers[0].every > 1
+    text = " ".join(page(short, 80).split())
+    assert "To store more often" in text
+    batch = int(found(r"training\.global_batch_size (\d+)", text))
+    rate = float(found(r"a copy at ([\d.]+) MiB/s", text))
+    percent = float(found(r"checkpoint\.max_overhead ([\d.]+)%", text))
+    assert made(batch=batch).tiers[0].every == 1
+    assert made(batch=batch - 8).tiers[0].every > 1
+    assert made(bandwidth=rate * 1.01 * 2**20).tiers[0].every == 1
+    assert made(bandwidth=rate * 0.98 * 2**20).tiers[0].every > 1
+    assert made(overhead=percent / 100).tiers[0].every == 1
+    assert made(overhead=percent / 101).tiers[0].every > 1
+    assert not made(batch=batch).changes
+
+
+def test_a_disk_that_would_be_fast_enough_is_named(make_spec: MakeSpec, dgx: Machine) -> None:
+    def every(bandwidth: str | float) -> Plan:
+        cluster = {"workers_per_node": 2, "hardware": {"disk_bandwidth": bandwidth, "flops": "1TFLOP/s"}}
+        tiers = [{"type": "memory"}, {"type": "disk"}]
+        return make_plan(make_spec(cluster=cluster, tiers=tiers, training={"global_batch_size": 2048}), dgx)
+
+    slow = every("1MB/s")
+    assert slow.tiers[1].every > 1
+    rate = float(found(r"needs ([\d.]+) MiB/s per node", " ".join(slow.changes)))
+    assert every(rate * 1.01 * 2**20).tiers[1].every == 1
+    assert every(rate * 0.98 * 2**20).tiers[1].every > 1
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match, text
+    return match[1]
 
 
 def test_colour_and_ascii(make_spec: MakeSpec, laptop: Machine) -> None:

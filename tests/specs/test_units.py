@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtrain.specs.units import parse_bandwidth, parse_bytes, parse_fraction, parse_seconds
+from dtrain.specs.units import parse_bandwidth, parse_bytes, parse_flops, parse_fraction, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,10 @@ from dtrain.specs.units import parse_bandwidth, parse_bytes, parse_fraction, par
         (parse_bandwidth, "10GiB/s", 10 * 2.0**30),
         (parse_bandwidth, "100Gbit/s", 12.5e9),
         (parse_bandwidth, 5e9, 5e9),
+        (parse_flops, "400TFLOP/s", 4e14),
+        (parse_flops, "1.5 PFLOPS", 1.5e15),
+        (parse_flops, "4e14", 4e14),
+        (parse_flops, 4e14, 4e14),
         (parse_seconds, "30s", 30),
         (parse_seconds, "500ms", 0.5),
         (parse_seconds, "24h", 86400),

@@ -1,0 +1,167 @@
+"""Why the storage parameters are what they are, and what would have to change for more, in sentences with figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from ..specs.models import SlowTier
+from .costs import Costs, backlog_s
+from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
+from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
+from .known import Known
+from .schedule import left_out_factor
+from .windows import FINISH_AT, StorageParameters, Windows
+from .words import duration, plural, share, size, three_digits
+
+MOST_MICRO_BATCHES = 2**20
+MARGIN = 1e-6
+"""What is asked for is rounded up by this much, so that it is enough."""
+
+
+def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters]) -> list[str]:
+    """Say why the windows get the bytes that they get."""
+    if not known.spec.tiers or known.sizes is None or known.windows is None:
+        return []
+    windows, shard = known.windows, known.sizes.shard_bytes
+    capacity, stall_s, pace = windows.capacity_bytes, windows.stall_s(shard), windows.pace(shard)
+    if stall_s > 0:
+        fits = f"only {share(capacity / shard)} of it fits, and the update waits {duration(stall_s)} for the rest"
+    else:
+        fits = f"it fits {three_digits(capacity / shard)} times" if shard else "there is nothing to copy"
+    lines = [
+        f"one step can take {size(capacity)} per rank at {size(windows.bytes_per_s)}/s, a snapshot is "
+        f"{size(shard)}: {fits}",
+        _pace(windows, shard, pace),
+    ]
+    slice_bytes = parameters[0].slice_bytes
+    lines.append(
+        f"forward and backward windows run at the same pace, so their bytes are as their times; a slice of "
+        f"{size(slice_bytes)} takes {duration(slice_bytes / windows.bytes_per_s)}, so nothing ever waits long for one"
+    )
+    return lines
+
+
+def _pace(windows: Windows, shard: int, pace: float) -> str:
+    if windows.stall_s(shard) > 0:
+        return "the copy runs at the channel's full rate in all windows, and on until it is done"
+    if pace >= 1:
+        slack_s = windows.window_s + windows.exchange_s - windows.unpaced_end_s(shard)
+        beside = " (what gradients leave of the link is counted)" if windows.gradients_s > 0 else ""
+        left = f"{duration(slack_s)} of slack are left" if slack_s > 0 else "no slack is left"
+        return f"the copy runs at the channel's full rate; {left}{beside}"
+    if pace > shard / windows.bytes_per_s / (FINISH_AT * windows.window_s) * (1 + MARGIN):
+        return (
+            f"at {share(pace)} of the channel's rate it is done before the last backward pass, in which gradients "
+            f"need the same link for {duration(windows.gradients_s)}"
+        )
+    return (
+        f"at {share(pace)} of the channel's rate it is done in {share(FINISH_AT)} of the windows' time; the rest is "
+        "slack for shorter windows or a slower channel"
+    )
+
+
+def changes(known: Known, every: Mapping[str, Interval]) -> list[str]:
+    """Say what would have to change, each with its figure, where not every step can be stored as planned."""
+    costs, step_s = known.costs, known.step_s
+    if costs is None or step_s is None or known.windows is None or known.sizes is None or not every:
+        return []
+    first = next(iter(every))
+    lines = list(_for_every_step(known, costs, step_s)) if first == "memory" else []
+    before: Interval | None = None
+    for tier in known.spec.slow_tiers:
+        source = before.steps if before else every[first].steps
+        lines += _for_a_slow_tier(known, costs, tier, every[tier.type], source, step_s)
+        before = every[tier.type]
+    return lines
+
+
+def _for_every_step(known: Known, costs: Costs, step_s: float) -> Iterator[str]:
+    """What lets a snapshot of every step keep within the budget; nothing if it does already."""
+    spec, windows = known.spec, known.windows
+    assert windows is not None
+    budget = spec.checkpoint.max_overhead
+    if costs.snapshot_s <= budget * step_s:
+        return
+    lead = "a snapshot of every step within max_overhead needs"
+    n = _least(lambda n: _within(known, costs, replace(windows, micro_batches=n)), windows.micro_batches)
+    if n is not None:
+        batch = n * spec.training.micro_batch_size * spec.world_size
+        yield (
+            f"{lead} {plural(n, 'micro-batch')} per step instead of {windows.micro_batches} "
+            f"(training.global_batch_size {batch})"
+        )
+    factor = _least(lambda k: _within(known, costs, replace(windows, bytes_per_s=windows.bytes_per_s * k / 1000)), 1000)
+    if costs.snapshot_stall_s > 0 and factor is not None:
+        yield (
+            f"or a copy at {size(windows.bytes_per_s * factor / 1000)}/s per rank instead of "
+            f"{size(windows.bytes_per_s)}/s (cluster.channels.storage.bandwidth)"
+        )
+    needed = costs.snapshot_s / step_s
+    if needed <= 1:
+        yield f"or checkpoint.max_overhead {_up(100 * needed)}% instead of {share(budget)}"
+
+
+def _within(known: Known, costs: Costs, windows: Windows) -> bool:
+    """Tell whether a snapshot of every step would keep within the budget if these were the windows."""
+    assert known.sizes is not None
+    assert known.times is not None
+    step_s = windows.window_s + known.times.exchange_s + known.times.optimizer_s
+    cost_s = windows.stall_s(known.sizes.shard_bytes) + costs.snapshot_cpu_s
+    return cost_s <= known.spec.checkpoint.max_overhead * step_s
+
+
+def _least(holds: Callable[[int], bool], above: int) -> int | None:
+    """Return the smallest number above `above` for which it holds, as it then does for all larger ones."""
+    high = 2 * above
+    while not holds(high):
+        if high > above * MOST_MICRO_BATCHES:
+            return None
+        high *= 2
+    low = above
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _for_a_slow_tier(
+    known: Known, costs: Costs, tier: SlowTier, interval: Interval, source: int, step_s: float
+) -> Iterator[str]:
+    """What lets the tier be written with every checkpoint of the one before, or as often as the spec says."""
+    kind = "disk" if tier in [known.spec.disk_tier] else "object"
+    write_s = costs.slow_s(kind)
+    behind = kind == "object" and known.spec.disk_tier is not None
+    lag_s = costs.commit_lag_s + (costs.write_s if behind else 0.0)
+    late = (
+        backlog_s(write_s, interval.steps, step_s) > 0
+        if tier.waits and not behind
+        else left_out_factor(lag_s + write_s, interval.steps, step_s) > 1
+    )
+    if late:
+        wanted, words = interval.steps, f"{kind} every {plural(interval.steps, 'step')}"
+    elif interval.why in (SUSTAINED, BUDGET) and interval.steps > source and not behind:
+        wanted, words = source, f"{kind} every {plural(source, 'step')}, with each snapshot,"
+    else:
+        return
+    if interval.why == BUDGET:
+        needed = costs.drain_cpu_s / (source * step_s) + costs.snapshot_s / (source * step_s)
+        yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
+        return
+    room_s = (
+        wanted * step_s if tier.waits and not behind else min(wanted * step_s - lag_s, DRAIN_SHARE * wanted * step_s)
+    )
+    room_s -= OBJECT_COMMIT_S if kind == "object" else DISK_COMMIT_S
+    if room_s > 0:
+        node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node if known.sizes else 0
+        rate = (2 if kind == "object" else 1) * node_bytes / room_s
+        yield f"{words} needs {size(rate * (1 + MARGIN))}/s per node (cluster.hardware.{kind}_bandwidth)"
+    else:
+        yield f"{words} needs longer steps: files are created, flushed and named within {duration(-room_s)} more"
+
+
+def _up(value: float) -> float:
+    """Round up to three significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / unit) * unit:.3g}")
