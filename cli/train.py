@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from ..tiers.tier import disk_tier
 from .refusal import Refused
 
 if TYPE_CHECKING:
+    from ..engine.forks import NurseryProcess
     from ..engine.launch import Outcome
     from ..planners.plan import Plan
 
@@ -87,16 +88,19 @@ def _stored_id(run: RunDir, spec: Spec) -> str | None:
 
 def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
-    from ..engine.launch import Launcher
-
     import_paths = _import_paths(spec, info)
     plan = _plan(spec, import_paths)
-    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory:
+    with (
+        _nursery(spec) as nursery,
+        _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory,
+    ):
+        from ..engine.launch import Launcher
+
         replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
         replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
         append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths)
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, nursery)
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
 
@@ -112,6 +116,17 @@ def conclude(
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), ())
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
+
+
+def _nursery(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
+    """The process that forks the workers; it imports torch while we do.
+
+    None where there is a GPU: a fork after CUDA's own libraries were loaded has never been tried.
+    """
+    from ..engine.forks import NurseryProcess
+    from .machine import has_gpu
+
+    return NurseryProcess(spec) if spec.cluster.device == "cpu" or not has_gpu() else nullcontext()
 
 
 def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:

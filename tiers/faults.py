@@ -157,6 +157,16 @@ _passed = [0] * len(_faults)
 _rank: int | None = int(os.environ["RANK"]) if "RANK" in os.environ else None
 _attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))
 
+
+
+def begin_anew() -> None:
+    """After a fork: another rank, another attempt, nothing passed yet."""
+    global _rank, _attempt, _passed
+    _rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
+    _attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))
+    _passed = [0] * len(_faults)
+
+
 Watcher = Callable[[str, str, Any], None]
 _watcher: Watcher | None = None
 
