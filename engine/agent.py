@@ -23,8 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
-from .context import LAUNCHER
-from .forks import worker_environment
+from .forks import LAUNCHER, worker_environment
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 START_TIMEOUT_S = 60

@@ -11,13 +11,15 @@ import sys
 from pathlib import Path
 
 from ..specs.models import Spec
-from .standin import __file__ as standin_file
 from .standin import LENGTH
+from .standin import __file__ as standin_file
 
+LAUNCHER = "DTRAIN_LAUNCHER"  # process id, told to the children
 READY_TIMEOUT_S = 60.0
 """Longest wait for the nursery to have imported what the workers need; a file system far away takes its time."""
-ROOM_FOR_COMMAND = 1024
-"""Bytes of command line that a worker may write its own over."""
+ROOM_VARIABLE = "DTRAIN_ROOM"
+ROOM = b" " * 1024
+"""Blanks in the nursery's command line and environment, over which a worker writes its own."""
 
 
 def worker_environment(spec: Spec) -> dict[str, str]:
@@ -44,13 +46,18 @@ class NurseryProcess:
             listener.bind(f"\0{self.name}")
             listener.listen(256)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dtrain.engine.nursery", str(listener.fileno()), " " * ROOM_FOR_COMMAND],
+                [sys.executable, "-P", "-m", "dtrain.engine.nursery", str(listener.fileno()), ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=(listener.fileno(),),
-                env={**os.environ, **self.environment, "DTRAIN_LAUNCHER": str(os.getpid())},
+                env={
+                    **os.environ,
+                    **self.environment,
+                    LAUNCHER: str(os.getpid()),
+                    ROOM_VARIABLE: ROOM.decode(),
+                },
             )
         return self
 

@@ -8,6 +8,7 @@ dies with the nursery, the nursery with the launcher; a worker whose stand-in is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -25,11 +26,13 @@ import torch._dynamo  # noqa: F401  # the first optimizer imports it, 0.8 s
 
 from ..tiers import faults
 from . import worker
-from .context import LAUNCHER, die_with_parent
+from .context import die_with_parent
+from .forks import LAUNCHER, ROOM, ROOM_VARIABLE
 from .standin import FORWARDED, LENGTH, STATUS, receive
 
 REQUEST_TIMEOUT_S = 10.0
 WORKER_COMMAND = ("-P", "-m", "dtrain.engine.worker")
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "DTRAIN_ATTEMPT")
 
 
 @dataclass
@@ -109,10 +112,8 @@ class Nursery:
         os.close(child.ended)
         if child.link in self.selector.get_map():
             self.selector.unregister(child.link)
-        try:
+        with contextlib.suppress(OSError):
             child.link.sendall(STATUS.pack(status))
-        except OSError:
-            pass
         child.link.close()
 
     def _become_worker(self, request: dict[str, Any], log: int) -> NoReturn:
@@ -136,19 +137,27 @@ class Nursery:
             os.chdir(request["folder"])
             sys.argv = ["dtrain.engine.worker", *request["command"]]
             sys.orig_argv = [sys.executable, *WORKER_COMMAND, *request["command"]]
-            show_command(sys.orig_argv)
+            show(sys.orig_argv)
             faults.begin_anew()
             worker.run()
         finally:
             os._exit(1)
 
 
-def show_command(words: list[str]) -> None:
-    """Write a command line over our own, as far as there is room, so that `ps` and `pkill -f` see it (proc(5), stat)."""
+def show(words: list[str]) -> None:
+    """Write a worker's command line and place over our own, for `ps`, `pkill -f` and `ps e` to see (proc(5), stat).
+
+    The launcher has left room: a blank argument, and a variable that nobody reads.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    line = "\0".join(words).encode()[: end - start - 1]
-    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+    arguments, arguments_end, variables = (int(fields[at]) for at in (45, 46, 47))
+    size = arguments_end - arguments
+    ctypes.memmove(arguments, "\0".join(words).encode()[: size - 1].ljust(size, b"\0"), size)
+    room = ROOM_VARIABLE.encode() + b"=" + ROOM
+    at = Path("/proc/self/environ").read_bytes().find(room)
+    if at >= 0:
+        place = "\0".join(f"{key}={os.environ[key]}" for key in PLACE).encode() + b"\0" + ROOM_VARIABLE.encode() + b"="
+        ctypes.memmove(variables + at, place.ljust(len(room)), len(room))
 
 
 def _signal_group(pid: int, number: int) -> None:
