@@ -34,8 +34,9 @@ def worker_environment(spec: Spec) -> dict[str, str]:
 class NurseryProcess:
     """The process that forks the workers; without it they are started one by one. Use as a context manager."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, program: tuple[str, ...] = ("-P", "-m", "dtrain.engine.nursery")) -> None:
         """Prepare; entering starts it."""
+        self.program = program
         self.environment = worker_environment(spec)
         self.name = f"dtrain-{secrets.token_hex(16)}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,7 +47,7 @@ class NurseryProcess:
             listener.bind(f"\0{self.name}")
             listener.listen(256)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dtrain.engine.nursery", str(listener.fileno()), ROOM],
+                [sys.executable, *self.program, str(listener.fileno()), ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -66,6 +67,11 @@ class NurseryProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, while there is one."""
+        return self._process.pid if self._process is not None else None
 
     def is_there(self) -> bool:
         """Ask it, and wait until it is ready; one that does not answer is ended, and never asked again."""

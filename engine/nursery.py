@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,7 +87,7 @@ class Nursery:
         link.setblocking(True)
         pid = os.fork()
         if pid == 0:
-            self._become_worker(json.loads(request), descriptors[0])
+            self._become_worker(json.loads(request), descriptors[0], link)
         os.close(descriptors[0])
         child = Child(pid, link, os.pidfd_open(pid))
         self.children[pid] = child
@@ -116,7 +117,7 @@ class Nursery:
             child.link.sendall(STATUS.pack(status))
         child.link.close()
 
-    def _become_worker(self, request: dict[str, Any], log: int) -> NoReturn:
+    def _become_worker(self, request: dict[str, Any], log: int, link: socket.socket) -> NoReturn:
         """In the child: all that a fresh process would have, then the worker's own entry."""
         try:
             launcher = os.getppid()
@@ -124,6 +125,7 @@ class Nursery:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
+            link.close()  # so that its other end sees when we and the nursery are gone
             self.selector.close()
             self.listener.close()
             for sibling in self.children.values():
@@ -140,7 +142,10 @@ class Nursery:
             show(sys.orig_argv)
             faults.begin_anew()
             worker.run()
+        except Exception:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(1)
 
 
@@ -156,8 +161,8 @@ def show(words: list[str]) -> None:
     room = ROOM_VARIABLE.encode() + b"=" + ROOM
     at = Path("/proc/self/environ").read_bytes().find(room)
     if at >= 0:
-        place = "\0".join(f"{key}={os.environ[key]}" for key in PLACE).encode() + b"\0" + ROOM_VARIABLE.encode() + b"="
-        ctypes.memmove(variables + at, place.ljust(len(room)), len(room))
+        place = [f"{key}={os.environ[key]}" for key in PLACE if key in os.environ]
+        ctypes.memmove(variables + at, "\0".join([*place, "_="]).encode().ljust(len(room)), len(room))
 
 
 def _signal_group(pid: int, number: int) -> None:
