@@ -74,7 +74,7 @@ WHOLE_JOB = [("copy.begin", 4), ("window.forward", 5), ("window.backward", 7), (
 
 
 def test_the_whole_job_killed_and_resumed_again_and_again(job: Job, oracle: Job) -> None:
-    command = ("run", "spec.yaml")
+    command: tuple[str, ...] = ("run", "spec.yaml")
     for attempt, (point, step) in enumerate(WHOLE_JOB, 1):
         process = job.start(*command, fault=fail_at(0, step, point, kind="stop", attempt=attempt))
         wait(job.stopped, 60, f"the fault at {point}")
