@@ -30,7 +30,7 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
 
 Target = Annotated[
-    str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run, one step of it, or the folder of one checkpoint.")
+    str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
 ]
 
 
@@ -120,7 +120,7 @@ def resume(
 
 @app.command(name="ls")
 def list_checkpoints(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")],
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run in all tiers."""
@@ -147,7 +147,7 @@ def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> Non
 
 @app.command()
 def prune(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")],
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, help="Newest to keep; default: as the spec says.")
     ] = None,

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from ..specs.codes import Code
-from ..specs.load import load_spec, spec_to_json
+from ..specs.errors import SpecError
+from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
 from ..tiers.heartbeat import end_group, read_heartbeats
 from ..tiers.jsonfile import Unreadable, read, read_lines
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
-from ..tiers.places import slow_tiers
-from ..tiers.recovery import Candidate, candidate_of, find, open_candidate
-from ..tiers.tier import Rejected, disk_tier
+from ..tiers.places import former_tiers, place_of, slow_tiers
+from ..tiers.recovery import Candidate, find, open_candidate
+from ..tiers.tier import Rejected, Tier
 from ..tiers.whole import facts_of, read_whole
+from .choose import LATEST, choose, named_place
 from .difference import changes
+from .identity import stored_identity
 from .refusal import Refused, guarded
 from .run import check_supported
-from .train import Start, absolute, conclude, identity, locked, talk, train
+from .train import Start, absolute, conclude, locked, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
@@ -40,15 +43,21 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
     console = talk(as_json)
     run, spec, spec_folder = _find_run(arguments)
     check_supported(spec)
+    before = _spec_before(run)
+    former, warnings = former_tiers(before, spec, run, None)
+    place = named_place(start, spec, run)
+    info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
+    run.root.mkdir(parents=True, exist_ok=True)
     with locked(run):
-        info = identity(run, spec, spec_folder)
-        _tell_changes(console, run, spec)
-        found, rejected = _what_is_there(run, spec, info, console)
+        _tell_changes(console, before, spec)
+        for words in [*warnings, *_left_behind(before, former, run)]:
+            console.print(f"warning: {words}", soft_wrap=True)
+        found, rejected = _what_is_there(run, spec, str(info["run_id"]), former, console)
         finished = _finished_at(run)
-        chosen = _choose(found, rejected, start, run, finished if (finished or 0) >= spec.max_steps else None)
-        if chosen is None:
+        if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
-        if start == "latest" and chosen[0].version.step == spec.max_steps:
+        chosen, rejected = choose(found, rejected, start, place, run)
+        if start == LATEST and chosen[0].version.step == spec.max_steps:
             if chosen[0].tier != "memory" and finished == spec.max_steps:
                 return _complete(finished, run, console, as_json)
             digest, chosen, damaged = _last_state(run, chosen, spec.max_steps)
@@ -61,7 +70,7 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
                 f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
                 "give a larger max_steps or an earlier checkpoint (--from STEP)",
             )
-        return train(run, spec, info, _start(chosen, rejected), console, as_json)
+        return train(run, spec, info, _start(chosen, rejected, former), console, as_json)
 
 
 def _last_state(
@@ -109,15 +118,12 @@ def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
         if not run.spec.is_file():
             raise Refused(
                 Code.DAMAGED,
-                f"{target} is not the folder of a run: it has no {run.spec.name}; a run begins with dtrain run SPEC",
+                f"{target} is not the folder of a run: it has no {run.spec.name}; a run begins with dtrain run SPEC, "
+                "and one whose folder was lost goes on with dtrain resume SPEC",
             )
         return run, absolute(load_spec(run.spec, overrides)), target
     spec = absolute(load_spec(target, overrides))
     run = RunDir(Path(spec.output_dir).absolute())
-    if not run.root.is_dir():
-        raise Refused(
-            Code.DAMAGED, f"nothing to resume from: output_dir {run.root} does not exist; start it with dtrain run"
-        )
     return run, spec, target.parent
 
 
@@ -128,18 +134,33 @@ def _last_active() -> Path:
     return events[-1].parent
 
 
-def _tell_changes(console: Console, run: RunDir, spec: Spec) -> None:
+def _spec_before(run: RunDir) -> Spec | None:
+    """The spec that the run had until now; None when that cannot be told."""
+    with contextlib.suppress(Unreadable, SpecError):
+        return spec_from_json(read(run.spec), str(run.spec))
+    return None
+
+
+def _tell_changes(console: Console, before: Spec | None, spec: Spec) -> None:
     """A spec that is not the one of before is shown as a difference."""
-    try:
-        before = read(run.spec)
-    except Unreadable:
-        return
-    for change in changes(before, spec_to_json(spec)):
-        console.print(f"changed: {change}")
+    if before is not None:
+        for change in changes(spec_to_json(before), spec_to_json(spec)):
+            console.print(f"changed: {change}")
+
+
+def _left_behind(before: Spec | None, former: Sequence[Tier], run: RunDir) -> Iterator[str]:
+    """What a change of tiers means for those that the spec had until now."""
+    until_now = [place_of(tier, run) for tier in before.slow_tiers] if before is not None else []
+    for tier in former:
+        if tier.place in until_now:
+            yield (
+                f"the {tier.name} tier {tier.store.where} is no longer in the spec: what it holds can be resumed from, "
+                "but nothing goes there any more and nothing is pruned there"
+            )
 
 
 def _what_is_there(
-    run: RunDir, spec: Spec, info: Mapping[str, Any], console: Console
+    run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier], console: Console
 ) -> tuple[list[Candidate], list[Rejected]]:
     """End what an earlier driver left behind, then look into all tiers."""
     memory = memory_dir(run)
@@ -156,10 +177,10 @@ def _what_is_there(
         except FileNotFoundError:
             pass  # it has just given the memory back
         memory.settle()
-    run_id = str(info["run_id"])
-    found = find(memory if owner_of(memory) == run_id else None, slow_tiers(spec, run, run_id))
+    mine = [Tier(tier.place, tier.store, run_id) for tier in former]
+    found = find(memory if owner_of(memory) == run_id else None, [*slow_tiers(spec, run, run_id), *mine])
     for words in found.unreachable:
-        console.print(f"warning: {words}")
+        console.print(f"warning: {words}", soft_wrap=True)
     return found.candidates, found.rejected
 
 
@@ -168,37 +189,7 @@ def _finished_at(run: RunDir) -> int | None:
     return steps[-1] if steps else None
 
 
-def _choose(
-    found: list[Candidate], rejected: list[Rejected], start: str, run: RunDir, finished: int | None
-) -> list[Candidate] | None:
-    """The candidates that `--from` allows, newest first; None: the run is finished and kept nothing."""
-    if start == "latest":
-        chosen = found
-        if not found and not rejected and finished is not None:
-            return None
-    elif start.isascii() and start.isdigit():
-        chosen = [candidate for candidate in found if candidate.version.step == int(start)]
-    else:
-        path = Path(start).resolve()
-        chosen = [c for c in found if c.folder in (start, str(path)) or Path(c.folder).resolve() == path]
-        if not chosen and path.is_dir():
-            good, bad = disk_tier(path.parent, None).scan()
-            chosen = [candidate_of(checkpoint) for checkpoint in good if checkpoint.folder == path.name]
-            rejected = [r for r in bad if Path(r.where).name == path.name] or rejected
-    if not chosen:
-        raise Refused(Code.DAMAGED, _nothing(found, rejected, start, run))
-    return chosen
-
-
-def _nothing(found: list[Candidate], rejected: list[Rejected], start: str, run: RunDir) -> str:
-    wanted = "" if start == "latest" else f" {start}"
-    lines = [f"nothing to resume from{wanted} in {run.root}; resume never starts from scratch: that is dtrain run SPEC"]
-    lines += [f"  there is: step {c.version.step} ({c.tier})" for c in found]
-    lines += [f"  not usable: step {r.version.step}: {r.reason}" for r in rejected]
-    return "\n".join(lines)
-
-
-def _start(chosen: list[Candidate], rejected: list[Rejected]) -> Start:
+def _start(chosen: list[Candidate], rejected: list[Rejected], former: Sequence[Tier]) -> Start:
     first = chosen[0]
     passed = [
         {"tier": r.tier, "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
@@ -206,4 +197,4 @@ def _start(chosen: list[Candidate], rejected: list[Rejected]) -> Start:
         if r.version > first.version
     ]
     words = f"resuming step {first.version.step} from {first.tier}"
-    return Start(chosen, passed, words)
+    return Start(chosen, passed, words, former)

@@ -10,8 +10,9 @@ from ..specs.models import Spec, TextDataset
 from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
 from ..tiers.tier import disk_tier
+from .identity import fresh_identity
 from .refusal import Refused, guarded
-from .train import Start, absolute, identity, locked, talk, train
+from .train import Start, absolute, locked, talk, train
 
 
 def run(spec_path: str, overrides: list[str], as_json: bool) -> int:
@@ -26,7 +27,7 @@ def _run(spec_path: str, overrides: list[str], as_json: bool) -> int:
     folder.root.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _refuse_used(folder, spec)
-        info = identity(folder, spec, Path(spec_path).parent)
+        info = fresh_identity(folder, spec, Path(spec_path).parent)
         _forget_memory(folder)
         return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..specs.codes import Code
 from ..specs.errors import SpecError
-from ..specs.load import spec_from_json, spec_to_json
+from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
 from ..tiers.glance import glance
 from ..tiers.jsonfile import Unreadable, read
@@ -115,12 +115,18 @@ class Owner:
 
 
 def owner(run_dir: str) -> Owner:
-    """Read who the run in a folder is; raises Refused with one line."""
+    """Read who the run in a folder, or of a spec, is; raises Refused with one line, SpecError for a wrong spec."""
+    if Path(run_dir).suffix in (".yaml", ".yml") and Path(run_dir).is_file():
+        spec = load_spec(Path(run_dir), [])
+        run = RunDir(Path(spec.output_dir).absolute())
+        return Owner(run, spec, _run_id(run))  # the folder may be lost: the tiers are not
     run = RunDir(Path(run_dir).absolute())
     if not run.root.is_dir():
         raise NotThere(f"{run_dir}: {'not a folder' if run.root.exists() else 'no such folder'}")
     if not run.spec.exists():
-        raise NotThere(f"{run_dir} is not the folder of a run: it has no {run.spec.name}")
+        raise NotThere(
+            f"{run_dir} is not the folder of a run: it has no {run.spec.name}; if that was lost, name the spec instead"
+        )
     try:
         spec = spec_from_json(read(run.spec), str(run.spec))
     except Unreadable as error:

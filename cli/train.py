@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .. import __version__
 from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
-from ..tiers.fence import Taken
-from ..tiers.jsonfile import append_event, dumps, read, replace
+from ..tiers.fence import Taken, refuse_other
+from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
+from ..tiers.lineage import highest_attempt, holdings
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
-from ..tiers.places import slow_tiers
+from ..tiers.places import keep_former, slow_tiers
 from ..tiers.recovery import Candidate
-from ..tiers.tier import disk_tier
+from ..tiers.tier import Tier, disk_tier
+from .identity import keep_identity
 from .refusal import Refused
 
 if TYPE_CHECKING:
@@ -42,6 +41,11 @@ class Start:
     candidates: list[Candidate]
     skipped: list[dict[str, Any]]
     words: str
+    former: Sequence[Tier] = ()
+    """Tiers that the run had before and has no more."""
+
+
+RESUME_SPEC = "dtrain resume --from latest SPEC"
 
 
 def absolute(spec: Spec) -> Spec:
@@ -63,58 +67,37 @@ def talk(as_json: bool) -> Console:
     return Console(stderr=as_json, markup=False, highlight=False, emoji=False)
 
 
-def identity(run: RunDir, spec: Spec, spec_folder: Path) -> dict[str, Any]:
-    """Who this run is; written once, kept over all resumes. Raises Unreadable when the file is damaged."""
-    if run.run.exists():
-        return read(run.run)
-    info = {
-        "run_id": _stored_id(run, spec) or uuid.uuid4().hex,
-        "name": spec.name,
-        "created": time.time(),
-        "dtrain": __version__,
-        "import_paths": [str(Path.cwd()), str(spec_folder.resolve())],
-    }
-    replace(run.run, dumps(info))
-    return info
-
-
-def _stored_id(run: RunDir, spec: Spec) -> str | None:
-    """The id that the newest checkpoint inside the run's own folder speaks of: run.json itself was lost."""
-    if spec.disk_tier is None or Path(spec.disk_tier.path).is_absolute():
-        return None
-    good, _ = disk_tier(run.disk(spec.disk_tier.path), None).scan()
-    return good[-1].manifest.run_id if good else None
-
-
-def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, console: Console, as_json: bool) -> Code:
+def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
     import_paths = _import_paths(spec, info)
     plan = _plan(spec, import_paths)
     with (
         _nursery(spec) as nursery,
-        _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory,
+        _own_places(run, spec, plan, info, console, fresh=not start.candidates) as memory,
     ):
         from ..engine.launch import Launcher
 
-        replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
-        replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
-        append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
+        used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
+        keep_former(run, start.former)
+        _write_down(run, spec, plan)
+        append_event(run.events, "planned", None, used + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, nursery)
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, used, nursery)
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
 
 def conclude(
-    run: RunDir, spec: Spec, info: Mapping[str, Any], newest: Candidate, digest: str, console: Console, as_json: bool
+    run: RunDir, spec: Spec, info: dict[str, Any], newest: Candidate, digest: str, console: Console, as_json: bool
 ) -> Code:
     """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
     from ..engine.launch import Launcher
 
     plan = _plan(spec, _import_paths(spec, info))
-    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=False) as memory:
+    with _own_places(run, spec, plan, info, console, fresh=False) as memory:
+        _write_down(run, spec, plan)
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), ())
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), (), newest.version.attempt)
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
 
 
@@ -129,22 +112,30 @@ def _nursery(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
     return NurseryProcess(spec) if spec.cluster.device == "cpu" or not has_gpu() else nullcontext()
 
 
+def _write_down(run: RunDir, spec: Spec, plan: Plan) -> None:
+    """Spec and plan as they are used."""
+    replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
+    replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
+
+
 def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
 
 
 @contextmanager
 def _own_places(
-    run: RunDir, spec: Spec, plan: Plan, run_id: str, console: Console, *, fresh: bool
+    run: RunDir, spec: Spec, plan: Plan, info: dict[str, Any], console: Console, *, fresh: bool
 ) -> Iterator[MemoryDir]:
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
     from ..engine.preflight import MissingResource, preflight
 
+    run_id = str(info["run_id"])
     _refuse_strangers(run, spec, run_id, console, fresh=fresh)
     with _own_disk(run, spec, run_id):
         try:
             for line in preflight(spec, plan, run, memory_dir(run)):
                 console.print(f"warning: {line}", highlight=False)
+            keep_identity(run, info)
             memory = open_memory_dir(run, run_id)
         except (MissingResource, MemoryTierError) as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
@@ -171,22 +162,25 @@ def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *,
 
     A tier that cannot be reached is one for a fresh run, whose spec may be wrong; one that goes on does without it.
     """
+    hint = f"; to go on with that run: {RESUME_SPEC}" if fresh else ""
     for tier in slow_tiers(spec, run, run_id):
         try:
-            strangers = tier.strangers()
+            refuse_other(tier.store, run_id)
+            held, _ = holdings([tier], strict=True)
         except Taken as error:
-            raise Refused(Code.BAD_SPEC, str(error)) from error
+            raise Refused(Code.BAD_SPEC, f"{error}{hint}") from error
         except OSError as error:
             words = f"the {tier.name} tier cannot be used: {error}"
             if fresh:
                 raise Refused(Code.MISSING_RESOURCE, words) from error
             console.print(f"warning: {words}; it is tried again while the run goes on", highlight=False)
             continue
-        if strangers:
+        stranger = next((one for one in held if one.run_id != run_id), None)
+        if stranger is not None:
             raise Refused(
                 Code.BAD_SPEC,
-                f"the {tier.name} tier {tier.store.where} holds checkpoints of another run (the newest is "
-                f"{strangers[-1].folder}, run id {strangers[-1].manifest.run_id}); give each run its own place",
+                f"{stranger.where} holds checkpoints of another run (the newest is {stranger.version.dirname}, "
+                f"run id {stranger.run_id}); give each run its own place{hint}",
             )
 
 

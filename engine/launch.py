@@ -57,16 +57,13 @@ class Launcher:
     """Drives one run on this machine. The caller holds the run's lock."""
 
     def __init__(
-        self,
-        run: RunDir,
-        spec: Spec,
-        plan: Plan,
-        memory: MemoryDir,
-        run_id: str,
-        import_paths: tuple[str, ...],
-        nursery: NurseryProcess | None = None,
-    ) -> None:
-        """Prepare; nothing is started yet. Without a nursery every worker imports everything itself."""
+        self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
+        attempts_used: int, nursery: NurseryProcess | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare; nothing is started yet. `attempts_used`: the highest attempt number that is taken.
+
+        Without a nursery every worker imports everything itself.
+        """
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
         self.run_id, self.import_paths, self.nursery = run_id, import_paths, nursery
         self.tiers = slow_tiers(spec, run, run_id)
@@ -75,7 +72,7 @@ class Launcher:
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
         self.tier_failed = False
         self.signals = StopSignals()
-        self.attempt = 0
+        self.attempt, self.attempts_used = 0, attempts_used
         self.started = time.monotonic()
         self.step_reached = 0
         self.at_work: dict[int, int] = {}
@@ -101,7 +98,7 @@ class Launcher:
         base, first = candidates, None
         budget = RestartBudget(self.spec.cluster.max_restarts)
         while True:
-            self.attempt = self.run.next_attempt()
+            self.attempt = self.run.next_attempt(self.attempts_used)
             first = first or self.attempt
             ended, hang = self._one_attempt(candidates, skipped)
             result = read_result(self.run, self.attempt)
@@ -196,7 +193,7 @@ class Launcher:
         """The last step is done, but the run never came to its end: see that the state is durable, and say so."""
         with self.signals:
             try:
-                self.attempt = self.run.last_attempt()
+                self.attempt = max(self.run.last_attempt(), self.attempts_used)
                 end_last_line(self.run.events)
                 self.drainer.start()
                 return self._ended(Result(step, state_digest, None, preempted=False))

@@ -36,6 +36,8 @@ class Glance:
     version: Version
     nbytes: int
     """Bytes of all files."""
+    run_id: str
+    """The run that made it."""
 
 
 def glance(tier: Tier) -> tuple[list[Glance], list[Rejected]]:
@@ -72,7 +74,7 @@ def _look(tier: Tier, version: Version) -> Glance | Rejected | None:
         return Rejected(tier.name, f"{where}/{folder}", version, str(error))
     if tier.run_id not in (None, head["run_id"]):
         return None
-    return Glance(version, sum(int(info["bytes"]) for info in files.values()))
+    return Glance(version, sum(int(info["bytes"]) for info in files.values()), str(head["run_id"]))
 
 
 def _manifest(tier: Tier, folder: str) -> bytes:

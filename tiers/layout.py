@@ -94,6 +94,11 @@ class RunDir:
         return self.root / "spec.json"
 
     @property
+    def former(self) -> Path:
+        """Places where the run had tiers and has none now."""
+        return self.root / "former-tiers.json"
+
+    @property
     def plan(self) -> Path:
         """The plan as it is used."""
         return self.root / "plan.json"
@@ -143,15 +148,15 @@ class RunDir:
         """Copies of remote files while they are read; cleared at every start."""
         return self.root / "spool"
 
-    def next_attempt(self) -> int:
-        """Take the next attempt number: the folder made for it keeps anybody else from taking it too."""
+    def next_attempt(self, used: int = 0) -> int:
+        """Take the number after all that have a log, and after `used`; its folder keeps anybody else from taking it."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        number = self.last_attempt() + 1
+        number = max(self.last_attempt(), used) + 1
         self.attempt(number).mkdir()
         return number
 
     def last_attempt(self) -> int:
-        """Highest attempt number used so far, 0 for none."""
+        """Highest attempt number that has a log, 0 for none; logs can be lost: see lineage.highest_attempt."""
         if not self.logs.is_dir():
             return 0
         matches = (_ATTEMPT.fullmatch(entry.name) for entry in self.logs.iterdir())

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import faults
 from .commit import Commit, clean, commit_of
 from .directory import DirectoryStore
-from .fence import Fence, Fenced, claim, refuse_other
+from .fence import Fence, Fenced, claim
 from .jsonfile import Unreadable
 from .layout import MANIFEST, Version, parse_version, staging_name, unfinished
 from .lock import FolderLock
@@ -50,6 +51,15 @@ class Checkpoint:
     def check_sizes(self) -> None:
         """Raise Unreadable when a file is missing or has another size than the manifest says."""
         self.tier.check_sizes(self.folder, self.manifest)
+
+    def check_same(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise FileExistsError when it is not the checkpoint with these files: a name says nothing of the content."""
+        for name, info in files.items():
+            there = self.manifest.files.get(name, {})
+            if any(there.get(key) != info[key] for key in ("bytes", "digest")):
+                raise FileExistsError(
+                    f"{self.where}: another checkpoint has this name; was the run's folder copied, and goes on twice?"
+                )
 
     def check_bytes(self, told: Progress | None = None) -> None:
         """Read every byte, past the caches; raises Unreadable at the first file that is not what was committed.
@@ -142,13 +152,6 @@ class Tier:
                 good.append(checkpoint)
         return sorted(good, key=lambda c: c.version), sorted(bad, key=lambda r: r.version)
 
-    def strangers(self) -> list[Checkpoint]:
-        """Checkpoints of other runs in the same place. Raises Taken when another run claims it."""
-        if self.run_id is not None:
-            refuse_other(self.store, self.run_id)
-        others = Tier(self.place, self.store, None).scan()[0]
-        return [checkpoint for checkpoint in others if not self._is_mine(checkpoint)]
-
     def _is_mine(self, checkpoint: Checkpoint) -> bool:
         return self.run_id is None or checkpoint.manifest.run_id == self.run_id
 
@@ -210,14 +213,16 @@ class Tier:
         return max((checkpoint.version for checkpoint in self.scan()[0]), default=None)
 
     def write(self, manifest: Manifest, sources: Mapping[str, Path], told: Progress | None = None) -> Checkpoint:
-        """Copy every file of a checkpoint in, read it back, and commit; one that is there already is returned.
+        """Copy every file of a checkpoint in, read it back, and commit; the same one that is there already is returned.
 
-        Raises OSError when the place fails, Unreadable when the bytes are not what the manifest says (those that are
-        there already, too), Fenced when somebody else has taken the place over. Whatever it raises, nothing of the try
-        is left, as far as the place still lets itself be cleaned.
+        Raises OSError when the place fails (FileExistsError when it has another one of this name), Unreadable when the
+        bytes are not what the manifest says (those that are there already, too), Fenced when somebody else has taken
+        the place over. Whatever it raises, nothing of the try is left, as far as the place still lets itself be
+        cleaned.
         """
         version = manifest.version
         if (there := self.get(version)) is not None:
+            there.check_same(manifest.files)
             self._settle(there, told)
             return there
         with self.begun(version) as folder:

@@ -50,6 +50,7 @@ def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
     Raises OSError when the place or another node fails, Unreadable when bytes are wrong, Fenced.
     """
     if (there := tier.get(part.version)) is not None:
+        there.check_same({shard.name: {"bytes": shard.nbytes, "digest": shard.digest} for shard in part.shards})
         return there
     return _lead(tier, part, sources, group) if group.leads else _join(tier, part, sources, group)
 

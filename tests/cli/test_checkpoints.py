@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.checkpoints import Ended, Run, dtrain, flip
+from tests.cli.checkpoints import SPEC, Ended, Run, dtrain, flip
 from tests.tiers.build import RUN_ID, TENSORS, digest_of
 
 from dtrain.cli.difference import changes
@@ -286,3 +286,16 @@ def test_another_runs_checkpoints_in_the_same_place_are_not_shown(run: Run) -> N
 def test_memory_of_another_run_of_the_same_folder_is_not_shown(run: Run) -> None:
     replace(run.store_memory(10).path / "owner.json", dumps({"run_id": "another"}))
     assert dtrain("ls", run.run.root).out.endswith("no checkpoints\n")
+
+
+def test_a_run_whose_folder_is_lost_is_looked_at_through_its_spec(run: Run) -> None:
+    run.store_object(30)
+    spec = run.run.root.parent / "spec.yaml"
+    tiers = [{"type": "memory"}, {"type": "disk"}, {"type": "object", "url": run.bucket.as_uri()}]
+    spec.write_text(json.dumps({**SPEC, "output_dir": str(run.run.root), "tiers": tiers}))
+    shutil.rmtree(run.run.root)
+    assert places(dtrain("ls", spec, "--json").document) == [(30, "object")]
+    for words in (["inspect", f"{spec}@30"], ["verify", spec], ["export", f"{spec}@30", run.run.root.parent / "out"]):
+        ended = dtrain(*words)
+        assert ended.code == 0, ended.err
+    assert not run.run.root.exists(), "looking makes no folder"

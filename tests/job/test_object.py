@@ -69,14 +69,19 @@ def test_row_60_a_run_survives_the_loss_of_the_cluster(job: Job, oracle: Job) ->
         wait(lambda: 6 in committed(job, "object"), 60, "step 6 in the bucket")
         job.kill_all()
         before = finish(process)
-        shutil.rmtree(job.run.root / "checkpoints")
         memory_dir(job.run).remove()
-        after = job.do("resume", "--from", "latest", "run")
+        shutil.rmtree(job.run.root)
+        again = job.do("run", "spec.yaml", tiers(WITH_DISK, endpoint, prefix))
+        assert again.code == 78, again.said
+        assert "dtrain resume" in again.said
+        assert not job.run.run.exists(), "a refused run must not name the folder"
+        after = job.do("resume", "spec.yaml", tiers(WITH_DISK, endpoint, prefix))
         assert after.code == 0, after.said
         restored = job.events("restored")[-1]
         assert restored["tier"] == "object"
         assert restored["step"] >= 6
-        assert_same(job, oracle)
+        assert job.digest() == oracle.digest()
+        assert job.losses() == {step: loss for step, loss in oracle.losses().items() if step > restored["step"]}
         assert steps_of(endpoint, prefix) == ["step-0000000009.a0002", "step-0000000012.a0002"]
         assert not job.run.spool.exists()
         assert_no_secret(job, endpoint, prefix, before.said, after.said)

@@ -1,0 +1,177 @@
+"""What `resume` finds out before anything is started: who the run is, and what it goes on from."""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cli.checkpoints import SPEC, Run, dtrain
+from tests.tiers.build import RUN_ID, snapshot
+
+from dtrain.cli import resume as command
+from dtrain.cli.train import Start
+from dtrain.specs.codes import Code
+from dtrain.specs.load import spec_to_json
+from dtrain.specs.models import Spec
+from dtrain.tiers.gather import gather
+from dtrain.tiers.jsonfile import dumps, read, replace
+from dtrain.tiers.layout import RunDir, Version
+from dtrain.tiers.places import keep_former
+from dtrain.tiers.tier import disk_tier
+
+
+@dataclass
+class Trained:
+    """What the training was given."""
+
+    runs: list[RunDir] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+
+    def __call__(self, run: RunDir, spec: Spec, info: dict[str, Any], start: Start, *rest: object) -> Code:
+        self.runs.append(run)
+        self.ids.append(info["run_id"])
+        self.starts.append(start)
+        keep_former(run, start.former)
+        replace(run.spec, dumps(spec_to_json(spec)))
+        return Code.DONE
+
+    @property
+    def begun(self) -> tuple[str, int, int, str]:
+        """Id, attempt and step and tier of the newest candidate of the last start."""
+        first = self.starts[-1].candidates[0]
+        return self.ids[-1], first.version.attempt, first.version.step, first.tier
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.cli.main.stop_at_once", lambda: None)
+    return Run(tmp_path)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    made = Trained()
+    monkeypatch.setattr(command, "train", made)
+    return made
+
+
+def spec_file(run: Run, *tiers: dict[str, Any]) -> Path:
+    path = run.root.parent.parent / "spec.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, "output_dir": str(run.run.root), "tiers": list(tiers)}))
+    return path
+
+
+def in_bucket(run: Run) -> dict[str, Any]:
+    return {"type": "object", "url": run.bucket.as_uri(), "keep": 1}
+
+
+def test_a_run_whose_folder_is_lost_goes_on_from_the_bucket_under_its_own_id(run: Run, trained: Trained) -> None:
+    run.store_object(30, attempt=4)
+    shutil.rmtree(run.run.root)
+    ended = dtrain("resume", spec_file(run, {"type": "memory"}, {"type": "disk"}, in_bucket(run)))
+    assert ended.code == 0, ended.err
+    assert trained.begun == (RUN_ID, 4, 30, "object")
+
+
+def test_a_folder_with_nothing_in_it_is_no_other_run(run: Run, trained: Trained) -> None:
+    run.store_object(30)
+    shutil.rmtree(run.run.root)
+    run.run.root.mkdir()
+    assert dtrain("resume", spec_file(run, {"type": "memory"}, in_bucket(run))).code == 0
+    assert trained.begun == (RUN_ID, 1, 30, "object")
+
+
+@pytest.mark.parametrize("where", ["memory", "disk", "object"])
+def test_without_run_json_any_tier_tells_who_the_run_is(run: Run, trained: Trained, where: str) -> None:
+    if where == "memory":
+        run.store_memory(30)
+    else:
+        (run.store if where == "disk" else run.store_object)(30)
+    run.run.run.unlink()
+    assert dtrain("resume", run.run.root).code == 0
+    assert trained.begun == (RUN_ID, 1, 30, where)
+    assert not run.run.run.exists(), "it is written by the training, once it is clear that the places are its own"
+
+
+def test_checkpoints_of_two_runs_name_no_run(run: Run, trained: Trained) -> None:
+    run.store_object(30)
+    other = disk_tier(run.root, "other")
+    snapshot(run.memory, 40)
+    manifest, sources = gather(run.memory, run.memory.whole()[Version(1, 40)])
+    other.write(type(manifest)({**manifest.body, "run_id": "other"}), sources)
+    run.run.run.unlink()
+    ended = dtrain("resume", run.run.root)
+    assert ended.code == Code.BAD_SPEC
+    assert RUN_ID in ended.err
+    assert "other" in ended.err
+    assert not run.run.run.exists()
+    assert not trained.starts
+    named = dtrain("resume", run.run.root, "--from", f"{run.bucket.as_uri()}/step-0000000030.a0001")
+    assert named.code == 0, named.err
+    assert trained.begun == (RUN_ID, 1, 30, "object")
+
+
+def test_a_lost_folder_and_empty_tiers_are_nothing_to_resume_from(run: Run, trained: Trained) -> None:
+    shutil.rmtree(run.run.root)
+    spec = spec_file(run, {"type": "memory"}, {"type": "disk"}, in_bucket(run))
+    ended = dtrain("resume", spec)
+    assert ended.code == Code.DAMAGED
+    assert "does not exist" in ended.err
+    assert run.bucket.as_uri().removeprefix("file://") in ended.err, "it says where it has looked"
+    assert not run.run.root.exists()
+    assert not trained.starts
+
+
+def test_a_lost_folder_and_a_bucket_that_does_not_answer_is_a_missing_resource(run: Run, trained: Trained) -> None:
+    shutil.rmtree(run.run.root)
+    run.bucket.write_text("not a folder")
+    ended = dtrain("resume", spec_file(run, {"type": "memory"}, in_bucket(run)))
+    assert ended.code == Code.MISSING_RESOURCE, ended.err
+    assert not run.run.root.exists()
+    assert not trained.starts
+
+
+def test_a_url_is_a_checkpoint_too(run: Run, trained: Trained) -> None:
+    run.store_object(30)
+    url = f"{run.bucket.as_uri()}/step-0000000030.a0001"
+    assert dtrain("resume", run.run.root, "--from", url).code == 0
+    assert trained.begun == (RUN_ID, 1, 30, "object")
+    assert dtrain("resume", run.run.root, "--from", run.bucket.as_uri()).code == Code.USAGE
+    gone = dtrain("resume", run.run.root, "--from", f"{run.bucket.as_uri()}/step-0000000031.a0001")
+    assert gone.code == Code.DAMAGED
+    assert "step 30 (object)" in gone.err
+
+
+def test_a_url_outside_the_spec_is_found_by_itself(run: Run, trained: Trained) -> None:
+    run.store_object(30)
+    shutil.rmtree(run.run.root)
+    spec = spec_file(run, {"type": "memory"}, {"type": "disk"})
+    ended = dtrain("resume", spec, "--from", f"{run.bucket.as_uri()}/step-0000000030.a0001")
+    assert ended.code == 0, ended.err
+    assert trained.begun == (RUN_ID, 1, 30, "object")
+
+
+def test_a_tier_that_is_no_longer_in_the_spec_is_still_looked_into(run: Run, trained: Trained) -> None:
+    run.store(30)
+    ended = dtrain("resume", run.run.root, "tiers=[{type: memory}, {type: disk, path: elsewhere}]")
+    assert ended.code == 0, ended.err
+    assert trained.begun == (RUN_ID, 1, 30, "disk")
+    assert f"the disk tier {run.root} is no longer in the spec" in ended.out
+    again = dtrain("resume", run.run.root)
+    assert again.code == 0, "the new tiers have nothing yet"
+    assert trained.begun == (RUN_ID, 1, 30, "disk")
+    assert "no longer in the spec" not in again.out, "it is said once"
+    assert dtrain("resume", run.run.root, "tiers=[{type: memory}, {type: disk}]").code == 0
+    places = read(run.run.former)["places"]
+    assert [Path(place["url"]).name for place in places] == ["bucket", "elsewhere"]
+
+
+def test_a_refusal_is_a_document_too(run: Run) -> None:
+    shutil.rmtree(run.run.root)
+    ended = dtrain("resume", spec_file(run, {"type": "disk"}), "--json")
+    assert json.loads(ended.out)["code"] == Code.DAMAGED
