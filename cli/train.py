@@ -70,11 +70,10 @@ def talk(as_json: bool) -> Console:
 def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
     import_paths = _import_paths(spec, info)
-    plan = _plan(spec, import_paths)
-    with (
-        _nursery(spec) as nursery,
-        _own_places(run, spec, plan, info, console, fresh=not start.candidates) as memory,
-    ):
+    with ExitStack() as stack:
+        nursery = stack.enter_context(_nursery(spec))
+        plan = _plan(spec, import_paths)
+        memory = stack.enter_context(_own_places(run, spec, plan, info, console, fresh=not start.candidates))
         from ..engine.launch import Launcher
 
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
