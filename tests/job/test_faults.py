@@ -175,9 +175,9 @@ def test_drainers_that_always_die_do_not_stop_training(job: Job, oracle: Job) ->
 def test_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
     from dtrain.tiers.memory import memory_dir
 
-    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(1, STEPS + 1))
+    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(4, 9))
     process = job.start("run", "spec.yaml", fault=slow)
-    wait_for_step(job, 5)
+    wait_for_step(job, 4)
     memory_dir(job.run).remove()
     ended = finish(process)
     assert ended.code == 0, ended.said
