@@ -27,6 +27,7 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.memory_tier
 	$(BIN)/python -m tests.benchmarks.storage
+	$(BIN)/python -m tests.benchmarks.restart
 
 campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.kill_storage --kills 1000 --seed 1

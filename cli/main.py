@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -216,3 +218,15 @@ def main() -> None:
         sys.exit(Code.INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    except SystemExit as end:
+        _leave(end)
+
+
+def _leave(end: SystemExit) -> NoReturn:
+    """Exit; without taking torch apart, module by module, where it was used: 0.3 s. Files are closed by now."""
+    if "torch" not in sys.modules or not isinstance(end.code, int):
+        raise end
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(end.code)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from .identity import keep_identity
 from .refusal import Refused
 
 if TYPE_CHECKING:
+    from ..engine.forks import NurseryProcess
     from ..engine.launch import Outcome
     from ..planners.plan import Plan
 
@@ -68,17 +69,19 @@ def talk(as_json: bool) -> Console:
 
 def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
-    from ..engine.launch import Launcher
-
     import_paths = _import_paths(spec, info)
-    plan = _plan(spec, import_paths)
-    with _own_places(run, spec, plan, info, console, fresh=not start.candidates) as memory:
+    with ExitStack() as stack:
+        nursery = stack.enter_context(_nursery(spec))
+        plan = _plan(spec, import_paths)
+        memory = stack.enter_context(_own_places(run, spec, plan, info, console, fresh=not start.candidates))
+        from ..engine.launch import Launcher
+
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
         keep_former(run, start.former)
         _write_down(run, spec, plan)
         append_event(run.events, "planned", None, used + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, used)
+        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, used, nursery)
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
 
@@ -95,6 +98,17 @@ def conclude(
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), (), newest.version.attempt)
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
+
+
+def _nursery(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
+    """The process that forks the workers; it imports torch while we do.
+
+    None where there is a GPU: a fork after CUDA's own libraries were loaded has never been tried.
+    """
+    from ..engine.forks import NurseryProcess
+    from .machine import has_gpu
+
+    return NurseryProcess(spec) if spec.cluster.device == "cpu" or not has_gpu() else nullcontext()
 
 
 def _write_down(run: RunDir, spec: Spec, plan: Plan) -> None:

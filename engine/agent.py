@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,10 +23,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
-from .context import LAUNCHER
+from .forks import LAUNCHER, worker_environment
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 START_TIMEOUT_S = 60
+MONITOR_INTERVAL_S = 0.02  # a look costs a waitpid per worker; half of it passes before a death is seen
 
 
 class Interrupted(BaseException):
@@ -93,8 +93,8 @@ class StopSignals:
         raise Interrupted(number)
 
 
-def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
-    """Start all workers of this node and return when all have ended."""
+def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str]) -> Ended:
+    """Start all workers of this node with this command and return when all have ended."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -104,22 +104,16 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
         rdzv_endpoint="127.0.0.1:0",
         rdzv_configs={"timeout": START_TIMEOUT_S},
         max_restarts=0,
-        monitor_interval=0.1,
+        monitor_interval=MONITOR_INTERVAL_S,
         logs_specs=RankLogs(run, attempt),
         local_addr="127.0.0.1",
         signals_to_handle=",".join(number.name for number in STOP_SIGNALS),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
-    threads = max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node)
-    environment = {
-        LAUNCHER: str(os.getpid()),
-        "DTRAIN_ATTEMPT": str(attempt),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
+    environment = {LAUNCHER: str(os.getpid()), "DTRAIN_ATTEMPT": str(attempt), **worker_environment(spec)}
     with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
         try:
-            elastic_launch(config, sys.executable)("-P", "-m", "dtrain.engine.worker", str(job))
+            elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
             return Ended({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:

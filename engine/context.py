@@ -19,9 +19,9 @@ import torch.distributed as dist
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
+from .forks import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
-LAUNCHER = "DTRAIN_LAUNCHER"  # process id, told to the children
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
 
 
@@ -107,7 +107,9 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     local_rank = int(os.environ["LOCAL_RANK"])
     device = pick_device(spec.cluster.device, local_rank)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # As use_deterministic_algorithms(True, warn_only=True), which imports all of inductor to tell it so: 0.8 s.
+    torch.set_deterministic_debug_mode("warn")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs a pass over memory; nothing reads it here
     cores = len(os.sched_getaffinity(0))
     if device.type == "cuda":

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..planners.plan import Plan
@@ -24,6 +25,7 @@ from ..tiers.tier import Tier
 from ..tiers.writer import TierJob
 from .agent import Ended, Interrupted, StopSignals, run_workers
 from .drain import DrainerProcess
+from .forks import NurseryProcess, plain_command
 from .job import Job, Result, read_error, read_result
 from .supervise import Supervisor
 from .ticker import Ticker
@@ -57,11 +59,14 @@ class Launcher:
 
     def __init__(
         self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
-        attempts_used: int,
+        attempts_used: int, nursery: NurseryProcess | None = None,
     ) -> None:  # fmt: skip
-        """Prepare; nothing is started yet. `attempts_used`: the highest attempt number that is taken."""
+        """Prepare; nothing is started yet. `attempts_used`: the highest attempt number that is taken.
+
+        Without a nursery every worker imports everything itself.
+        """
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
-        self.run_id, self.import_paths = run_id, import_paths
+        self.run_id, self.import_paths, self.nursery = run_id, import_paths, nursery
         self.tiers = slow_tiers(spec, run, run_id)
         job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
@@ -139,7 +144,7 @@ class Launcher:
         supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
         try:
             with supervisor, watch:
-                ended = run_workers(self.run, self.attempt, self.spec, job)
+                ended = run_workers(self.run, self.attempt, self.spec, self._command(job))
         finally:
             self.signals.take_back()
             beats = read_heartbeats(self.memory)
@@ -149,6 +154,14 @@ class Launcher:
             self.memory.settle()
         hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
         return ended, hang
+
+    def _command(self, job: Path) -> list[str]:
+        if self.nursery is not None and self.nursery.is_there():
+            return self.nursery.command(job)
+        if self.nursery is not None:
+            self._event("warning", detail="the process that forks the workers has died: they are started one by one")
+            self.nursery = None
+        return plain_command(job)
 
     def _candidates_again(self, base: list[Candidate], first: int) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """After a fault: what this process has made since, then what it began from."""

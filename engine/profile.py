@@ -24,9 +24,10 @@ from ..planners.shards import TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import LAUNCHER, die_with_parent, pick_device
+from .context import die_with_parent, pick_device
 from .data.build import Batches, build_samples
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
+from .forks import LAUNCHER
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .state import infos, seed_everything

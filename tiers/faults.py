@@ -154,8 +154,29 @@ def _from_environment() -> tuple[Fault, ...]:
 
 _faults = _from_environment()
 _passed = [0] * len(_faults)
-_rank: int | None = int(os.environ["RANK"]) if "RANK" in os.environ else None
-_attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))
+
+
+@dataclass
+class _Place:
+    """Who this process is."""
+
+    rank: int | None = None
+    attempt: int = 1
+
+    def look(self) -> None:
+        self.rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
+        self.attempt = int(os.environ.get("DTRAIN_ATTEMPT", "1"))
+
+
+_here = _Place()
+_here.look()
+
+
+def begin_anew() -> None:
+    """After a fork: another rank, another attempt, nothing passed yet."""
+    _here.look()
+    _passed[:] = [0] * len(_faults)
+
 
 Watcher = Callable[[str, str, Any], None]
 _watcher: Watcher | None = None
@@ -184,7 +205,7 @@ def point(name: str, step: int | None = None, rank: int | None = None) -> None:
     if not _faults:
         return
     for index, fault in enumerate(_faults):
-        if fault.matches(name, step, _rank if rank is None else rank, _attempt):
+        if fault.matches(name, step, _here.rank if rank is None else rank, _here.attempt):
             _passed[index] += 1
             if fault.nth in (None, _passed[index]):
                 _strike(fault)

@@ -11,7 +11,12 @@ WORKERS: dict[str, list[tuple[str, int | None, int | None]]] = {
     "before the first step": [("worker.start", 0, None), ("step.start", 0, 1), ("restore.before", 1, None)],
     "around the copy": [("copy.begin", 1, 5), ("copy.slice", 0, 6), ("copy.committed", 0, 8)],
     "in the windows": [("copy.record", 1, 4), ("window.forward", 1, 7), ("window.backward", 0, 9)],
-    "around the update": [("update.before", 1, 9), ("update.after", 0, STEPS), ("restore.after", 0, None)],
+    "around the update, and again while it restores": [
+        ("update.before", 1, 9),
+        ("restore.before", 1, None),
+        ("restore.after", 0, None),
+        ("update.after", 0, STEPS),
+    ],
 }
 DRAINER: list[tuple[str, int | None]] = [
     ("drain.begin", 3),
@@ -55,19 +60,6 @@ def test_the_drainer_killed_again_and_again(job: Job, oracle: Job) -> None:
     job.assert_nothing_left()
 
 
-def test_killed_again_while_it_restores(job: Job, oracle: Job) -> None:
-    faults = [
-        fail_at(0, 7, "window.backward"),
-        fail_at(1, None, "restore.before", attempt=2),
-        fail_at(0, None, "restore.after", attempt=3),
-    ]
-    ended = job.do("run", "spec.yaml", fault=";".join(faults))
-    assert ended.code == 0, ended.said
-    assert len(job.events("fault")) == 3
-    assert_same(job, oracle)
-    job.assert_nothing_left()
-
-
 @pytest.mark.parametrize(("kind", "told"), [("raise", "exception"), ("exit", "exited"), ("stop", "hang")])
 def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None:
     ended = job.do("run", "spec.yaml", fault=fail_at(1, 8, "window.forward", kind=kind))
@@ -78,18 +70,36 @@ def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("point", ["copy.begin", "window.forward", "window.backward", "update.after", "copy.record"])
-def test_the_whole_job_killed_and_resumed(point: str, job: Job, oracle: Job) -> None:
-    process = job.start("run", "spec.yaml", fault=fail_at(0, 8, point, kind="stop"), env={})
-    wait_for_step(job, 7)
-    wait(job.stopped, 10, "the fault")
-    job.kill_all()
-    finish(process)
-    ended = job.do("resume", "--from", "latest", "run")
+WHOLE_JOB = [("copy.begin", 4), ("window.forward", 5), ("window.backward", 7), ("update.after", 8), ("copy.record", 10)]
+
+
+def test_the_whole_job_killed_and_resumed_again_and_again(job: Job, oracle: Job) -> None:
+    command: tuple[str, ...] = ("run", "spec.yaml")
+    for attempt, (point, step) in enumerate(WHOLE_JOB, 1):
+        process = job.start(*command, fault=fail_at(0, step, point, kind="stop", attempt=attempt))
+        wait(job.stopped, 60, f"the fault at {point}")
+        job.kill_all()
+        finish(process)
+        command = ("resume", "--from", "latest", "run")
+    ended = job.do(*command)
     assert ended.code == 0, ended.said
-    (restored,) = job.events("restored")
-    assert restored["tier"] == "memory"
-    assert restored["step"] >= 6
+    restored = {event["attempt"]: event for event in job.events("restored")}
+    for attempt, (point, step) in enumerate(WHOLE_JOB, 2):
+        assert restored[attempt]["tier"] == "memory", point
+        assert restored[attempt]["step"] >= step - 2, point
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_the_process_that_forks_the_workers_killed(job: Job, oracle: Job) -> None:
+    process = job.start("run", "spec.yaml", fault=fail_at(0, 8, "window.forward", kind="stop"))
+    wait(job.stopped, 60, "the fault")
+    (nursery,) = job.running("dtrain.engine.nursery")
+    nursery.kill()
+    ended = finish(process)
+    assert ended.code == 0, ended.said
+    assert [fault["kind"] for fault in job.events("fault")] == ["killed"]
+    assert any("started one by one" in event["detail"] for event in job.events("warning"))
     assert_same(job, oracle)
     job.assert_nothing_left()
 
@@ -165,9 +175,9 @@ def test_drainers_that_always_die_do_not_stop_training(job: Job, oracle: Job) ->
 def test_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
     from dtrain.tiers.memory import memory_dir
 
-    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(1, STEPS + 1))
+    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(4, 9))
     process = job.start("run", "spec.yaml", fault=slow)
-    wait_for_step(job, 5)
+    wait_for_step(job, 4)
     memory_dir(job.run).remove()
     ended = finish(process)
     assert ended.code == 0, ended.said

@@ -77,9 +77,9 @@ def test_without_tiers_the_losses_are_the_same(job: Job, oracle: Job) -> None:
 
 @pytest.mark.parametrize("whom", ["launcher", "worker", "group"])
 def test_row_97_sigterm_saves_and_ends_with_75(whom: str, job: Job, oracle: Job) -> None:
-    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(1, STEPS + 1))
+    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(2, STEPS + 1))
     process = job.start("run", "spec.yaml", fault=slow)
-    wait_for_step(job, 4)
+    wait_for_step(job, 3)
     started = time.monotonic()
     if whom == "launcher":
         process.terminate()
