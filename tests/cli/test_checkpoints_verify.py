@@ -169,8 +169,8 @@ def test_nothing_to_verify_is_said(run: Run) -> None:
 def test_a_bucket_is_read_through_one_copy_that_goes_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_bucket(place: Where, run_id: str | None, spool: Path | None) -> Tier:
-        return Tier(place, ObjectStore(place.url, {}, spool), run_id)
+    def open_bucket(place: Where, run_id: str | None, spool: Path | None, home: Path) -> Tier:
+        return Tier(place, ObjectStore(place.url, {}, spool), run_id, home=home)
 
     run.write_spec({"type": "object", "url": run.bucket.as_uri()})
     folder = run.store_object(10)
