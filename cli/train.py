@@ -89,9 +89,9 @@ def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, consol
     """Train until the end and tell how it went; the caller holds the lock."""
     from ..engine.launch import Launcher
 
-    import_paths = _import_paths(spec, info)
-    plan = _plan(spec, import_paths)
-    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory:
+    import_paths = import_paths_of(spec, info)
+    plan = plan_of(spec, import_paths)
+    with own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory:
         replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
         replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
         append_event(run.events, "planned", None, run.last_attempt() + 1, source=plan.source)
@@ -106,20 +106,21 @@ def conclude(
     """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
     from ..engine.launch import Launcher
 
-    plan = _plan(spec, _import_paths(spec, info))
-    with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=False) as memory:
+    plan = plan_of(spec, import_paths_of(spec, info))
+    with own_places(run, spec, plan, str(info["run_id"]), console, fresh=False) as memory:
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), ())
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
 
 
-def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
+def import_paths_of(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the code that the spec names is looked for; nowhere when it names none."""
     return tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
 
 
 @contextmanager
-def _own_places(
+def own_places(
     run: RunDir, spec: Spec, plan: Plan, run_id: str, console: Console, *, fresh: bool
 ) -> Iterator[MemoryDir]:
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
@@ -199,7 +200,8 @@ def names_code(spec: Spec) -> bool:
     return isinstance(spec.model, PythonModel) or isinstance(spec.dataset, PythonDataset)
 
 
-def _plan(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
+def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
+    """The plan for this machine; a python model is built once for it, apart. Raises Refused."""
     from ..engine.entry import UserCodeError, UserCodeFailed
     from ..planners.plan import make_plan
     from .machine import this_machine

@@ -93,8 +93,8 @@ class StopSignals:
         raise Interrupted(number)
 
 
-def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
-    """Start all workers of this node and return when all have ended."""
+def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path, module: str = "dtrain.engine.worker") -> Ended:
+    """Start all workers of this node, each as `python -m module JOB.json`, and return when all have ended."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -119,7 +119,7 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
     }
     with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
         try:
-            elastic_launch(config, sys.executable)("-P", "-m", "dtrain.engine.worker", str(job))
+            elastic_launch(config, sys.executable)("-P", "-m", module, str(job))
         except ChildFailedError as error:
             return Ended({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:

@@ -115,7 +115,8 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
         dist.init_process_group("nccl", timeout=GROUP_TIMEOUT, device_id=device)
         control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     else:
-        torch.set_num_threads(max(1, cores // spec.cluster.workers_per_node))
+        if "OMP_NUM_THREADS" not in os.environ:  # set by a person, or by the launcher: torch has followed it
+            torch.set_num_threads(max(1, cores // spec.cluster.workers_per_node))
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         control = None
     return Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), control)
