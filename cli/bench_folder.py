@@ -65,9 +65,9 @@ def home_of(spec: Spec) -> Path:
     run = RunDir(Path(spec.output_dir).absolute())
     target = run.disk(spec.disk_tier.path) if spec.disk_tier is not None else run.root
     existing = [path for path in (target, *target.parents) if path.exists()]
-    device = existing[0].stat().st_dev
+    device = device_of(existing[0])
     outside = [p for p in existing if p not in (target, run.root) and run.root not in p.parents]
-    home = next((path for path in outside if path.stat().st_dev == device), None)
+    home = next((path for path in outside if device_of(path) == device), None)
     if home is None:
         raise Refused(
             Code.MISSING_RESOURCE,
@@ -77,6 +77,11 @@ def home_of(spec: Spec) -> Path:
     if not os.access(home, os.W_OK | os.X_OK):
         raise Refused(Code.MISSING_RESOURCE, f"{home} cannot be written; give another folder: output_dir=…")
     return home
+
+
+def device_of(path: Path) -> int:
+    """Which file system a folder lies on."""
+    return path.stat().st_dev
 
 
 def refuse_full(spec: Spec, plan: Plan, run: RunDir, methods: tuple[str, ...]) -> None:

@@ -65,8 +65,8 @@ def _plain(blocks: Sequence[Block]) -> dict[str, Any]:
 def say(console: Console, found: Mapping[str, Any]) -> None:
     """Print the table and what it rests on."""
     ascii_only = console.options.ascii_only
-    frame = box.ASCII2 if ascii_only else box.SIMPLE_HEAD
-    table = Table(box=frame, pad_edge=False, show_edge=False, collapse_padding=True)
+    frame, padding = (None, (0, 1, 0, 0)) if ascii_only else (box.SIMPLE_HEAD, (0, 0, 0, 0))
+    table = Table(box=frame, padding=padding, pad_edge=False, show_edge=False)
     table.add_column("stored by", no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -96,7 +96,8 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _change(ratio: float, unit: str = " %") -> str:
-    return f"{100 * (ratio - 1):+.1f}{unit}"
+    percent = 100 * (ratio - 1)
+    return f"{percent:+.{0 if abs(percent) >= 99.95 else 1}f}{unit}"
 
 
 def _more(seconds: float) -> str:

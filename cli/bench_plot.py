@@ -9,6 +9,7 @@ from typing import Any
 
 from ..specs.codes import Code
 from .refusal import Refused
+from .view_format import human_seconds, plural
 
 FORMATS = (".png", ".pdf", ".svg")
 OURS, THEIRS = "#1b7f5c", "#8a8f98"
@@ -50,14 +51,12 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     longer.invert_yaxis()
     longer.set_xlabel("longer than a plain step, % (median, interval)")
     bars = blocked.barh(list(rows), [1000 * method["blocked_s"] for method in methods], color=colours)
-    blocked.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
+    blocked.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
     blocked.set_xlabel("training thread kept per save, ms")
     for axes in (longer, blocked):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.3)
         axes.margins(x=0.12)
-    plain_ms = 1000 * found["plain"]["step_s"]
-    figure.suptitle(
-        f"{found['name']}: every step stored, {found['workers']} worker(s), plain step {plain_ms:.0f} ms", fontsize=10
-    )
+    workers, plain = plural(found["workers"], "worker"), human_seconds(found["plain"]["step_s"])
+    figure.suptitle(f"{found['name']}: every step stored; {workers}, a plain step takes {plain}", fontsize=10)
     figure.savefig(path, dpi=150)

@@ -27,6 +27,7 @@ class BenchView:
             *parts, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
         self._task: TaskID | None = None
+        self._rounds = 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -46,13 +47,16 @@ class BenchView:
     def _show(self, line: Mapping[str, Any]) -> None:
         match line["what"]:
             case "trying":
-                self.console.print(f"trying {METHODS[line['method']].label}")
+                self.console.print(f"trying {METHODS[line['method']].label}", soft_wrap=True)
             case "failed":
-                self.console.print(f"warning: {line['method']} fails here and is left out: {line['error']}")
+                self.console.print(
+                    f"warning: {line['method']} fails here and is left out: {line['error']}", soft_wrap=True
+                )
             case "sized":
                 each = plural(line["rounds"], "block")
                 steps = plural(line["steps"], "timed step")
                 self.console.print(f"{each} of each, {steps} in each block: about {human_seconds(line['seconds'])}")
+                self._rounds = line["rounds"]
                 self._task = self._bar.add_task("blocks", total=line["blocks"])
             case "block":
                 self._count(line)
@@ -62,4 +66,4 @@ class BenchView:
             self._bar.advance(self._task)
         before = [other for other in self.lines[:-1] if other["what"] == "block"]
         if not self.console.is_terminal and (not before or before[-1]["round"] != line["round"]):
-            self.console.print(f"round {line['round'] + 1}")
+            self.console.print(f"round {line['round'] + 1} of {self._rounds}")

@@ -24,7 +24,7 @@ from ..planners.shards import TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import LAUNCHER, die_with_parent, pick_device
+from .context import LAUNCHER, die_with_parent, pick_device, share_cores
 from .data.build import Batches, build_samples
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .models.build import build_model, compute_loss, to_device
@@ -81,7 +81,7 @@ def profile(spec: Spec) -> tuple[list[TensorInfo], Measured]:
     """Run a few passes of one rank here and time them (medians of five, after a warm-up)."""
     device = pick_device(spec.cluster.device, 0)
     if device.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node))
+        share_cores(spec.cluster.workers_per_node)
     seed_everything(spec.seed)
     model = build_model(spec.model).to(device)
     optimizer = build_optimizer(model, spec.training.optimizer)

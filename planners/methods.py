@@ -25,7 +25,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("dtrain", "dtrain memory", "a worker's death", tier="memory"),
-        Method("dtrain-disk", "dtrain memory+disk", "a power cut", tier="disk"),
+        Method("dtrain-disk", "dtrain mem+disk", "a power cut", tier="disk"),
         Method("torch-save", "torch.save", "a worker's death; never fsynced"),
         Method("torch-save-fsync", "torch.save+fsync", "a power cut", default=False),
         Method("dcp", "DCP save", "a power cut; its folder is not fsynced"),

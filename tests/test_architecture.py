@@ -118,6 +118,8 @@ EXAMPLE = str(ROOT / "specs/examples/tiny-gpt.yaml")
         (("prune", "nowhere"), 2),
         (("export", "nowhere", "out"), 2),
         (("run", "nowhere.yaml"), 78),
+        (("bench", "nowhere.yaml"), 78),
+        (("bench", EXAMPLE, "--methods", "pickle"), 2),
         (("resume", "nowhere"), 78),
     ],
 )
