@@ -90,6 +90,12 @@ class Plain:
         return Written()
 
 
+class Null(Plain):
+    """No checkpoint either, measured like a method that stores: what it says of itself is the measurement's own error."""
+
+    name = "null"
+
+
 class Dtrain(Plain):
     """Slices in the windows of the next step, as in a run; with `disk` the drainer carries every step it can on."""
 
@@ -287,6 +293,7 @@ def build_methods(
         return DcpSave(name, parts, context, folder, group)
 
     makers: dict[str, Callable[[str], Method]] = {
+        "null": lambda _: Null(),
         "dtrain": lambda _: ours(disk=False),
         "dtrain-disk": lambda _: ours(disk=True),
         "torch-save": lambda name: TorchSave(name, parts, context, folder, fsync=False),

@@ -137,7 +137,7 @@ def order(methods: Sequence[str], number: int) -> list[str]:
     Two neighbouring rounds run in opposite directions, so that a machine that drifts evenly cancels out; from pair to
     pair the methods move on by one place. A plain block stands after every two others.
     """
-    shift = number // 2 % len(methods)
+    shift = number // 2 % max(1, len(methods))
     turned = [*methods[shift:], *methods[:shift]]
     if number % 2:
         turned.reverse()

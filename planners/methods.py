@@ -24,6 +24,7 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
+        Method("null", "nothing, again", "nothing", default=False),
         Method("dtrain", "dtrain memory", "a worker's death", tier="memory"),
         Method("dtrain-disk", "dtrain mem+disk", "a power cut", tier="disk"),
         Method("torch-save", "torch.save", "a worker's death; never fsynced"),

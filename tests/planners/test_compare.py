@@ -65,6 +65,10 @@ def test_neighbouring_rounds_run_in_opposite_directions_and_places_move_on() -> 
     assert {names[0] for names in rounds[::2]} == set(NAMES)
 
 
+def test_without_methods_a_round_is_empty() -> None:
+    assert order([], 3) == []
+
+
 def test_a_machine_that_drifts_does_not_count() -> None:
     """Each block is 2 % slower than the one before, over all by a factor of 17; the ratio stays."""
     sequence = [PLAIN, *(name for number in range(24) for name in order(NAMES[:4], number))]
@@ -108,7 +112,9 @@ def test_time_is_kept() -> None:
 
 
 def test_which_methods_are_measured() -> None:
-    assert choose(None, ["memory", "disk"]) == tuple(name for name in METHODS if name != "torch-save-fsync")
+    assert choose(None, ["memory", "disk"]) == tuple(
+        name for name in METHODS if name not in ("null", "torch-save-fsync")
+    )
     assert choose(None, ["memory"])[:2] == ("dtrain", "torch-save")
     assert choose(None, []) == ("torch-save", "dcp", "dcp-async-thread", "dcp-async-process")
     assert choose(" dcp ,torch-save-fsync,plain,dcp", []) == ("dcp", "torch-save-fsync")
