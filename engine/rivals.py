@@ -91,7 +91,7 @@ class Plain:
 
 
 class Null(Plain):
-    """No checkpoint either, measured like a method that stores: what it says of itself is the measurement's own error."""
+    """No checkpoint either, measured like a method that stores: how far it is from plain is the measurement's error."""
 
     name = "null"
 

@@ -32,18 +32,27 @@ class Data:
 """
 
 
-def snapshots() -> set[str]:
-    return {path.name for path in TMPFS.glob(f"dtrain-{os.getuid()}-*")}
+def snapshots(job: Job) -> list[Path]:
+    """Folders on tmpfs of runs inside the job's folder; other runs of this user have theirs beside them."""
+    owners = TMPFS.glob(f"dtrain-{os.getuid()}-*/owner.json")
+    return [owner.parent for owner in owners if is_inside(owner, job)]
 
 
-def assert_as_before(job: Job, files: set[str], memory: set[str]) -> None:
+def is_inside(owner: Path, job: Job) -> bool:
+    try:
+        return str(job.folder) in owner.read_text()
+    except FileNotFoundError:  # of a run that has just ended
+        return False
+
+
+def assert_as_before(job: Job, files: set[str]) -> None:
     wait(lambda: not job.processes(), 5, "the processes to end")
-    assert snapshots() <= memory
+    assert snapshots(job) == []
     assert {path.name for path in job.folder.iterdir()} == files
 
 
 def test_every_method_is_measured_and_nothing_is_left(job: Job) -> None:
-    files, memory = {path.name for path in job.folder.iterdir()}, snapshots()
+    files = {path.name for path in job.folder.iterdir()}
     ended = job.do(
         "bench", "spec.yaml", "--methods", ",".join(METHODS), "--blocks", "2", "--steps-per-block", "2", "--json"
     )
@@ -67,7 +76,7 @@ def test_every_method_is_measured_and_nothing_is_left(job: Job) -> None:
     assert (by_name["null"]["memory_bytes"], by_name["null"]["disk_bytes"]) == (0, 0)
     assert found["plain"]["blocks"] == 1 + 2 * math.ceil(len(METHODS) / 2)
     assert "about" in ended.err
-    assert_as_before(job, files, memory)
+    assert_as_before(job, files)
 
 
 def test_a_rival_that_fails_on_one_rank_is_left_out_and_the_others_are_measured(job: Job) -> None:
@@ -76,7 +85,7 @@ def test_a_rival_that_fails_on_one_rank_is_left_out_and_the_others_are_measured(
         "{{type: gpt, n_layers: 2, d_model: 32, n_heads: 2, dropout: 0.1}}", "{{type: python, entry: 'code:Net'}}"
     )
     job.write_spec(text.replace("{{type: text, path: {text}, seq_len: 32}}", "{{type: python, entry: 'code:Data'}}"))
-    files, memory = {path.name for path in job.folder.iterdir()} | {"__pycache__"}, snapshots()
+    files = {path.name for path in job.folder.iterdir()} | {"__pycache__"}
     ended = job.do("bench", "spec.yaml", "--methods", "torch-save,dtrain", "--blocks", "1", "--json")
     assert ended.code == 0, ended.said
     found = document(ended)
@@ -84,21 +93,22 @@ def test_a_rival_that_fails_on_one_rank_is_left_out_and_the_others_are_measured(
     assert "pickle" in found["failed"]["torch-save"]
     assert "torch-save fails here and is left out" in ended.err
     (job.folder / "__pycache__").mkdir(exist_ok=True)
-    assert_as_before(job, files, memory)
+    assert_as_before(job, files)
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
 def test_a_stop_leaves_nothing(number: signal.Signals, words: str, job: Job) -> None:
-    files, memory = {path.name for path in job.folder.iterdir()}, snapshots()
+    files = {path.name for path in job.folder.iterdir()}
     process = job.start(
         "bench", "spec.yaml", "--methods", "dtrain-disk,dcp-async-process", "--blocks", "1000", "--json"
     )
     wait(lambda: any(measured(path) for path in job.folder.glob(".dtrain-bench-*/bench.jsonl")), 60, "a block")
+    assert len(snapshots(job)) == 1
     process.send_signal(number)
     ended = finish(process)
     assert ended.code == 130, ended.said
     assert document(ended)["message"].startswith(f"stopped by {words}")
-    assert_as_before(job, files, memory)
+    assert_as_before(job, files)
 
 
 def measured(path: Path) -> bool:
