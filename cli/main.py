@@ -183,6 +183,33 @@ def export(
 
 
 @app.command()
+def bench(
+    spec: SpecPath,
+    overrides: Overrides = None,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", metavar="A,B,…", help="Which to compare with plain training; default: nearly all."),
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option("--blocks", min=1, help="Blocks of each method; default: as many as fit, 6 to 30.")
+    ] = None,
+    steps_per_block: Annotated[
+        int | None, typer.Option("--steps-per-block", min=1, help="Timed steps in a block; default: about a second.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the figures (.png, .pdf, .svg); dtrain[plot].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what storing every step costs here, beside torch.save and DCP."""
+    from .bench import Options
+    from .bench import bench as work
+
+    stop_at_once()
+    raise typer.Exit(work(spec, overrides or [], Options(methods, blocks, steps_per_block, plot), as_json))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of the spec, for editors."""
     import json

@@ -69,11 +69,11 @@ def talk(as_json: bool) -> Console:
 
 def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool) -> Code:
     """Train until the end and tell how it went; the caller holds the lock."""
-    import_paths = _import_paths(spec, info)
+    import_paths = import_paths_of(spec, info)
     with ExitStack() as stack:
         nursery = stack.enter_context(_nursery(spec))
-        plan = _plan(spec, import_paths)
-        memory = stack.enter_context(_own_places(run, spec, plan, info, console, fresh=not start.candidates))
+        plan = plan_of(spec, import_paths)
+        memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=not start.candidates))
         from ..engine.launch import Launcher
 
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
@@ -91,8 +91,8 @@ def conclude(
     """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
     from ..engine.launch import Launcher
 
-    plan = _plan(spec, _import_paths(spec, info))
-    with _own_places(run, spec, plan, info, console, fresh=False) as memory:
+    plan = plan_of(spec, import_paths_of(spec, info))
+    with own_places(run, spec, plan, info, console, fresh=False) as memory:
         _write_down(run, spec, plan)
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
@@ -117,12 +117,13 @@ def _write_down(run: RunDir, spec: Spec, plan: Plan) -> None:
     replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
 
 
-def _import_paths(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
+def import_paths_of(spec: Spec, info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the code that the spec names is looked for; nowhere when it names none."""
     return tuple(dict.fromkeys([str(Path.cwd()), *info["import_paths"]])) if names_code(spec) else ()
 
 
 @contextmanager
-def _own_places(
+def own_places(
     run: RunDir, spec: Spec, plan: Plan, info: dict[str, Any], console: Console, *, fresh: bool
 ) -> Iterator[MemoryDir]:
     """What the run needs is there, and nobody else uses its memory or its disk; raises Refused."""
@@ -221,7 +222,8 @@ def names_code(spec: Spec) -> bool:
     return isinstance(spec.model, PythonModel) or isinstance(spec.dataset, PythonDataset)
 
 
-def _plan(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
+def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
+    """The plan for this machine; a python model is built once for it, apart. Raises Refused."""
     from ..engine.entry import UserCodeError, UserCodeFailed
     from ..planners.plan import make_plan
     from .machine import this_machine

@@ -101,6 +101,15 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
+def share_cores(workers: int) -> None:
+    """Give this worker its share of the cores, unless OMP_NUM_THREADS says how many threads: torch has followed that.
+
+    The launcher hands a person's OMP_NUM_THREADS on, and gives the same share where there is none.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+
+
 def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     """Set up determinism, threads and process groups; returns when all ranks are there."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -111,13 +120,12 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     torch.set_deterministic_debug_mode("warn")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs a pass over memory; nothing reads it here
-    cores = len(os.sched_getaffinity(0))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=GROUP_TIMEOUT, device_id=device)
         control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     else:
-        torch.set_num_threads(max(1, cores // spec.cluster.workers_per_node))
+        share_cores(spec.cluster.workers_per_node)
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         control = None
     return Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), control)

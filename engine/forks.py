@@ -91,6 +91,6 @@ class NurseryProcess:
         return [sys.executable, "-I", "-S", standin_file, self.name, str(job)]
 
 
-def plain_command(job: Path) -> list[str]:
+def plain_command(job: Path, module: str = "dtrain.engine.worker") -> list[str]:
     """A worker that imports everything itself."""
-    return [sys.executable, "-P", "-m", "dtrain.engine.worker", str(job)]
+    return [sys.executable, "-P", "-m", module, str(job)]

@@ -24,7 +24,7 @@ from ..planners.shards import TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import die_with_parent, pick_device
+from .context import die_with_parent, pick_device, share_cores
 from .data.build import Batches, build_samples
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .forks import LAUNCHER
@@ -124,7 +124,7 @@ class _Rank:
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         if device.type == "cpu":
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node))
+            share_cores(spec.cluster.workers_per_node)
         seed_everything(spec.seed)
         self.spec, self.device = spec, device
         self.model = build_model(spec.model).to(device)

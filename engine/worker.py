@@ -181,7 +181,7 @@ class Worker:
         reporter.refused(refused)
 
 
-def main(arguments: list[str]) -> NoReturn:
+def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
     """Run one rank; what ends it badly is left in a file for the launcher."""
     os.dup2(1, 2)  # one log per rank; both streams were opened on the same file
     die_with_parent()
@@ -193,7 +193,7 @@ def main(arguments: list[str]) -> NoReturn:
     add_import_paths(*job.import_paths)
     rank = int(os.environ["RANK"])
     try:
-        Worker(job, stop).train()
+        worker(job, stop).train()
     except Exception as error:
         code = exit_code_of(error)
         final = isinstance(error, tuple(FINAL_ERRORS))
@@ -206,11 +206,11 @@ def exit_code_of(error: Exception) -> Code:
     return next((code for kind, code in FINAL_ERRORS.items() if isinstance(error, kind)), Code.FAILED)
 
 
-def run() -> None:
+def run(worker: type[Worker] = Worker) -> None:
     """Entry of the module: leave without waiting for threads or for groups whose other end is dead."""
     code = Code.FAILED
     try:
-        main(sys.argv[1:])
+        main(sys.argv[1:], worker)
     except Exception as error:
         traceback.print_exc()
         code = exit_code_of(error)

@@ -20,6 +20,8 @@ MAY_IMPORT = {
     "cli": {"specs", "planners", "tiers", "engine"},
 }
 FORBIDDEN_CALLS = {("pickle", "*"), ("torch", "load"), ("torch", "save"), ("yaml", "load"), ("marshal", "*")}
+RIVAL = ("rivals.py", ("torch", "save"))
+"""What `dtrain bench` measures; written into a folder that it removes, and never read."""
 
 
 def files(room: str) -> list[Path]:
@@ -76,7 +78,8 @@ def test_no_pickle_and_no_unsafe_loader() -> None:
                 assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill", "cloudpickle"), path
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                    assert (node.value.id, node.attr) not in FORBIDDEN_CALLS, f"{path}:{node.lineno}"
+                    called = (node.value.id, node.attr)
+                    assert called not in FORBIDDEN_CALLS or (path.name, called) == RIVAL, f"{path}:{node.lineno}"
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in ("eval", "exec", "print"), f"{path}:{node.lineno}"
 
@@ -115,6 +118,8 @@ EXAMPLE = str(ROOT / "specs/examples/tiny-gpt.yaml")
         (("prune", "nowhere"), 2),
         (("export", "nowhere", "out"), 2),
         (("run", "nowhere.yaml"), 78),
+        (("bench", "nowhere.yaml"), 78),
+        (("bench", EXAMPLE, "--methods", "pickle"), 2),
         (("resume", "nowhere"), 78),
     ],
 )
