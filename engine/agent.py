@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
 from .context import LAUNCHER
+from .copier import streaming
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 START_TIMEOUT_S = 60
@@ -116,6 +117,7 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
         "DTRAIN_ATTEMPT": str(attempt),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        **streaming(os.environ),
     }
     with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
         try:

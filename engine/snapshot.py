@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -195,14 +195,13 @@ class Snapshots:
         version = Version(attempt=self.attempt, step=step)
         slot.slot.invalidate()
         slot.version = version
-        position = self.constant_bytes
-        boundary = []
+        position, ends = self.constant_bytes, []
         for info, data in self._checked_boundary():
-            ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
-            boundary.append(digest(data))
+            slot.write(position, data)
             position += info.nbytes
+            ends.append(position)
         self.current, self.refused = version, None
-        commit = self._committer(slot, version, boundary, meta if self.rank == 0 else {}, drain)
+        commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
         items = self._items()
         self.copied = [(item.tensor, item.tensor._version, item.tensor.data_ptr()) for item in items]
         self._began = time.perf_counter()
@@ -227,11 +226,14 @@ class Snapshots:
         return places
 
     def _committer(
-        self, slot: OpenSlot, version: Version, boundary: list[str], meta: dict[str, Any], drain: bool
+        self, slot: OpenSlot, version: Version, ends: list[int], meta: dict[str, Any], drain: bool
     ) -> Callable[[list[str]], None]:
+        """What the copier does last; `ends` are those of the boundary's entries in the slot's data."""
+
         def commit(digests: list[str]) -> None:
             self._check_unchanged()
             self.copy_seconds = time.perf_counter() - self._began
+            boundary = [digest(slot.read(begin, end)) for begin, end in pairwise([self.constant_bytes, *ends])]
             faults.point("copy.record", version.step)
             record = SlotRecord(
                 run_id=self.run_id,

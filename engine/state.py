@@ -22,7 +22,8 @@ DTYPE_TAGS: dict[torch.dtype, str] = {
 }  # fmt: skip
 
 _PYTHON = struct.Struct("<625IBd")
-_NUMPY = struct.Struct("<624IiBd")
+_NUMPY_WORDS = 624
+_NUMPY_REST = struct.Struct("<iBd")
 
 
 class StateError(Exception):
@@ -62,8 +63,10 @@ class TrainState:
 
     def changing(self) -> dict[str, Tensor]:
         """Tensors that may change in a forward pass: moving parameters and all buffers, kept in a state_dict or not."""
-        named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        moving = {name: tensor for name, tensor in named.items() if name in self.moving}
+        moving: dict[str, Tensor] = {}
+        if self.moving:  # a walk over the whole model, in the training thread, at every snapshot
+            named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+            moving = {name: tensor for name, tensor in named.items() if name in self.moving}
         return moving | {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
 
     def check_storable(self) -> None:
@@ -131,12 +134,14 @@ def _set_python(data: bytes) -> None:
 def _get_numpy() -> bytes:
     state = np.random.get_state(legacy=False)
     inner = state["state"]
-    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
+    rest = _NUMPY_REST.pack(inner["pos"], state["has_gauss"], state["gauss"])
+    return inner["key"].astype("<u4").tobytes() + rest  # type: ignore[no-any-return]
 
 
 def _set_numpy(data: bytes) -> None:
-    *keys, position, has_gauss, gauss = _NUMPY.unpack(data)
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    keys = np.frombuffer(data, "<u4", _NUMPY_WORDS)
+    position, has_gauss, gauss = _NUMPY_REST.unpack_from(data, keys.nbytes)
+    np.random.set_state(("MT19937", keys, position, has_gauss, gauss))
 
 
 def _get_torch() -> bytes:
