@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,9 @@ class Snapshots:
         self.names = [info.name for info in constant]
         self.pieces = divide(constant, world)[rank]
         self.places = self._places()
+        grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]
+        self.holders = [(places[0].parameter, tuple(place.key for place in places)) for places in grouped]
+        """The same in the same order, by parameter: looking one up in the optimizer takes its time."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.bytes_over_ranks = self._bytes_over_ranks()
@@ -123,7 +127,10 @@ class Snapshots:
         """Position in `names` of the tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
         self._began = 0.0
-        self.copied: list[tuple[torch.Tensor, int, int]] = []
+        self.items: list[Item] = []
+        self.marks: list[tuple[int, int]] = []
+        """Version counter and address of each item's tensor when its copy was begun."""
+        self._tensors: list[torch.Tensor] = []
         self.copier = Copier(self._mover(), pace.slice_bytes)
 
     def _mover(self) -> Mover:
@@ -200,20 +207,26 @@ class Snapshots:
             slot.write(position, data)
             position += info.nbytes
             ends.append(position)
+        self._look_up()
         self.current, self.refused = version, None
         commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
-        items = self._items()
-        self.copied = [(item.tensor, item.tensor._version, item.tensor.data_ptr()) for item in items]
         self._began = time.perf_counter()
-        self.copier.begin(step, items, slot.data, commit)
+        self.copier.begin(step, self.items, slot.data, commit)
 
-    def _items(self) -> list[Item]:
-        """This rank's pieces of the live tensors, looked up anew: an optimizer may have replaced some."""
+    def _look_up(self) -> None:
+        """Find the live tensors of this rank's pieces anew, for an optimizer may have replaced some, and mark them.
+
+        The training thread waits for this, so what stays the same is not made again.
+        """
         kept = self.state.optimizer.state
-        return [
-            Item(place.parameter if place.key is None else kept[place.parameter][place.key], *place[2:])
-            for place in self.places
-        ]
+        tensors: list[torch.Tensor] = []
+        for parameter, keys in self.holders:
+            held = kept[parameter] if keys != (None,) else {}
+            tensors += [parameter if key is None else held[key] for key in keys]
+        if not (len(tensors) == len(self.items) and all(map(operator.is_, tensors, self._tensors))):
+            self._tensors = tensors
+            self.items = [Item(tensor, *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)]
+        self.marks = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
 
     def _places(self) -> list[Place]:
         places, offset, found = [], 0, self.state.places()
@@ -272,9 +285,9 @@ class Snapshots:
 
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
-        for piece, (tensor, version, address) in zip(self.pieces, self.copied, strict=True):
-            if tensor._version != version or tensor.data_ptr() != address:
-                name = piece.tensor.name
+        for number, (tensor, mark) in enumerate(zip(self._tensors, self.marks, strict=True)):
+            if (tensor._version, tensor.data_ptr()) != mark:
+                name = self.pieces[number].tensor.name
                 for slot in self.slots:
                     if slot.version == self.current:
                         slot.slot.invalidate()

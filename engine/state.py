@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,6 +31,36 @@ class StateError(Exception):
     """The state cannot be stored, or a checkpoint does not fit the model; the message says which tensors."""
 
 
+class Buffers:
+    """The buffers of a model, looked up at every snapshot by the training thread: its modules are walked once.
+
+    They are walked again when one has another child than before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Nothing is looked up yet."""
+        self.model = model
+        self._modules: list[tuple[str, nn.Module]] = []
+        self._children: list[nn.Module | None] = []
+
+    def find(self) -> dict[str, Tensor]:
+        """What `named_buffers` gives."""
+        if not self._modules or self._children != self._present_children():
+            self._modules = list(self.model.named_modules())
+            self._children = self._present_children()
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self._modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found[f"{prefix}.{name}" if prefix else name] = buffer
+        return found
+
+    def _present_children(self) -> list[nn.Module | None]:
+        return [child for _, module in self._modules for child in module._modules.values()]
+
+
 @dataclass(frozen=True)
 class TrainState:
     """The live model and optimizer, seen as named tensors."""
@@ -37,6 +68,11 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     moving: frozenset[str] = frozenset()
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """The model's buffers."""
+        return Buffers(self.model)
 
     def constant(self) -> dict[str, Tensor]:
         """Tensors that change only in the optimizer update: parameters, then what the optimizer keeps of each.
@@ -67,7 +103,7 @@ class TrainState:
         if self.moving:  # a walk over the whole model, in the training thread, at every snapshot
             named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
             moving = {name: tensor for name, tensor in named.items() if name in self.moving}
-        return moving | {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
+        return moving | {f"model.{name}": buffer for name, buffer in self.buffers.find().items()}
 
     def check_storable(self) -> None:
         """Raise StateError for a tensor that a checkpoint could not bring back."""
