@@ -20,7 +20,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
 from ..tiers.fence import Taken
-from ..tiers.jsonfile import append_event, dumps, read, replace
+from ..tiers.jsonfile import Unreadable, append_event, dumps, read, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
@@ -90,7 +90,7 @@ def train(run: RunDir, spec: Spec, info: Mapping[str, Any], start: Start, consol
     from ..engine.launch import Launcher
 
     import_paths = _import_paths(spec, info)
-    plan = _plan(spec, import_paths)
+    plan = _going_on(run, _plan(spec, import_paths)) if start.candidates else _plan(spec, import_paths)
     with _own_places(run, spec, plan, str(info["run_id"]), console, fresh=not start.candidates) as memory:
         replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
         replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
@@ -215,6 +215,16 @@ def _plan(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
     return make_plan(spec, this_machine(spec), None, parameters)
+
+
+def _going_on(run: RunDir, plan: Plan) -> Plan:
+    """The plan with what the run has measured so far; a plan that cannot be read is made anew, as on a first start."""
+    from ..planners.plan import plan_from_json
+
+    try:
+        return plan.going_on(plan_from_json(read(run.plan)))
+    except (Unreadable, ValueError):
+        return plan
 
 
 def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Start) -> None:

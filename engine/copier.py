@@ -25,7 +25,6 @@ from torch import Tensor
 from ..tiers import faults
 from .finite import Floats
 
-
 BLOCK_BYTES = 256 * 1024
 """Source of a block stays in a core's own cache for what is done with it next."""
 NICENESS = 10
@@ -260,15 +259,18 @@ class Copier:
 
     def _copy_item(self, number: int, item: Item) -> str:
         """Copy one item and return its digest; raises NonFinite."""
-        checked = 0
+        checked, slowness = 0, faults.slowness("memory.copy", self._step)
         self._hasher.reset()
         for begin, end in self._blocks(item.nbytes):
+            started = time.perf_counter()
             target = self._base + item.offset + begin
             self.mover.move(item, begin, end - begin, target)
             source = self.mover.at_hand(item, begin, target)
             self._hasher.update((ctypes.c_char * (end - begin)).from_address(source))
             if item.floats is not None:
                 checked = self._check(number, item.floats, source - begin, checked, end)
+            if slowness > 1:
+                time.sleep((slowness - 1) * (time.perf_counter() - started))
         return self._hasher.hexdigest()
 
     def _blocks(self, nbytes: int) -> Iterator[tuple[int, int]]:

@@ -106,8 +106,12 @@ class Snapshots:
         self.pieces = divide(constant, world)[rank]
         self.places = self._places()
         grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]
-        self.holders = [(places[0].parameter, tuple(place.key for place in places)) for places in grouped]
-        """The same in the same order, by parameter: looking one up in the optimizer takes its time."""
+        kept = state.optimizer.state
+        self.kept_at_start = len(kept)
+        self.holders = [
+            (p[0].parameter, tuple(place.key for place in p), len(kept.get(p[0].parameter, ()))) for p in grouped
+        ]
+        """The same in the same order, by parameter, with how much the optimizer keeps of it: to look one up takes time."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.bytes_over_ranks = self._bytes_over_ranks()
@@ -126,6 +130,8 @@ class Snapshots:
         self.refused: int | None = None
         """Position in `names` of the tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
+        self.waited_s = 0.0
+        """For slots that the drainer held, over all snapshots."""
         self._began = 0.0
         self.items: list[Item] = []
         self.marks: list[tuple[int, int]] = []
@@ -220,9 +226,13 @@ class Snapshots:
         """
         kept = self.state.optimizer.state
         tensors: list[torch.Tensor] = []
-        for parameter, keys in self.holders:
-            held = kept[parameter] if keys != (None,) else {}
+        same = len(kept) == self.kept_at_start
+        for parameter, keys, count in self.holders:
+            held = kept[parameter] if count else {}
+            same &= len(held) == count
             tensors += [parameter if key is None else held[key] for key in keys]
+        if not same:
+            raise StateError("the optimizer keeps other tensors than at the start; they cannot be stored")
         if not (len(tensors) == len(self.items) and all(map(operator.is_, tensors, self._tensors))):
             self._tensors = tensors
             self.items = [Item(tensor, *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)]
@@ -263,6 +273,10 @@ class Snapshots:
             faults.point("copy.committed", version.step)
 
         return commit
+
+    def set_pace(self, pace: Pace) -> None:
+        """Copy at another pace from now on."""
+        self.pace, self.copier.slice_bytes = pace, pace.slice_bytes
 
     def forward_window(self) -> None:
         """A forward pass begins."""
@@ -332,9 +346,11 @@ class Snapshots:
 
     def _free_slot(self) -> OpenSlot:
         """A slot that holds neither the newest whole version nor one the drainer needs; waits for it."""
+        started = time.perf_counter()
         while True:
             for slot in self.slots:
                 if (slot.version is None or slot.version != self.safe) and not slot.slot.pinned:
+                    self.waited_s += time.perf_counter() - started
                     return slot
             self.alive()
             time.sleep(WAIT_S)
