@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,6 +187,8 @@ def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], con
         outcome = work()
     finally:
         view.stop()
+    with suppress(Unreadable):
+        described["measured"] = read(run.plan).get("measured")
     told = {**vars(outcome), "code": int(outcome.code), "run_dir": str(run.root)}
     summary(console, view.state, described, told)
     if as_json:

@@ -111,7 +111,7 @@ class Snapshots:
         self.holders = [
             (p[0].parameter, tuple(place.key for place in p), len(kept.get(p[0].parameter, ()))) for p in grouped
         ]
-        """The same in the same order, by parameter, with how much the optimizer keeps of it: to look one up takes time."""
+        """The same in order, by parameter, and how much the optimizer keeps of it: to look one up takes time."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.bytes_over_ranks = self._bytes_over_ranks()
