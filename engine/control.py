@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -11,12 +13,13 @@ from ..planners.controller import Decision, Figures, Rule, Sample, Setting, Wind
 from ..planners.document import Plan, Settled
 from ..planners.windows import storage_parameters
 from ..specs.models import Spec
-from ..tiers.jsonfile import dumps
 from ..tiers.jsonfile import replace as replace_file
 from .context import Context
 from .report import Reporter
 from .snapshot import Cadence, Pace, Snapshots
 
+WINDOW_PASSES = 256
+"""Steps whose passes are remembered."""
 OTHER_PACE = 0.2
 """The windows are given other shares when one of them changes by more than this part."""
 
@@ -60,7 +63,8 @@ class Control:
         self.spec, self.plan, self.path, self.context, self.snapshots = spec, plan, path, context, snapshots
         self.rule = rule_of(spec, plan)
         self.window = Window()
-        self.passes: list[tuple[float, float]] = []
+        self.passes: deque[tuple[float, float]] = deque(maxlen=WINDOW_PASSES)
+        self.looks = 0
         self._waited_s = 0.0
 
     @property
@@ -102,9 +106,12 @@ class Control:
                 self.snapshots.cadence, memory=decision.setting.memory, slow=decision.setting.slow
             )
             self._tell(step, reporter, before, decision, figures)
+        changed = decision is not None
         if not early:
-            self._set_pace(step, reporter, forward_s, backward_s, byte_s)
-        if reporter.active and (decision is not None or not early):
+            self.looks += 1
+            changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
+            changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
+        if reporter.active and changed:
             self._write(step, figures, before, forward_s, backward_s, byte_s)
 
     def _tell(self, step: int, reporter: Reporter, before: Setting, decision: Decision, figures: Figures) -> None:
@@ -121,8 +128,8 @@ class Control:
             budget=self.rule.budget, snapshot_s=figures.snapshot_s, wait_s=figures.wait_s, step_s=figures.step_s,
         )  # fmt: skip
 
-    def _set_pace(self, step: int, reporter: Reporter, forward_s: float, backward_s: float, byte_s: float) -> None:
-        """Spread the copy over the windows as long as they are, in slices as fast as the channel is."""
+    def _set_pace(self, step: int, reporter: Reporter, forward_s: float, backward_s: float, byte_s: float) -> bool:
+        """Spread the copy over the windows as long as they are, in slices as fast as the channel is; True: anew."""
         rate = 1 / byte_s if byte_s > 0 else self.plan.storage.bytes_per_s
         size = self.plan.model.state_bytes_per_rank or self.snapshots.constant_bytes
         forward, backward = storage_parameters(
@@ -132,12 +139,13 @@ class Control:
         pace = Pace(forward.bytes_per_window or 0, backward.bytes_per_window or 0, forward.slice_bytes)
         shares = ((pace.forward_bytes, before.forward_bytes), (pace.backward_bytes, before.backward_bytes))
         if pace.slice_bytes == before.slice_bytes and all(abs(new - old) <= OTHER_PACE * old for new, old in shares):
-            return
+            return False
         self.snapshots.set_pace(pace)
         reporter.event(
             "adjusted", step, pace={"from": vars(before), "to": vars(pace)}, forward_s=forward_s,
             backward_s=backward_s, copy_bytes_per_s=rate, reason="passes and copies as they were measured",
         )  # fmt: skip
+        return True
 
     def _write(
         self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
@@ -159,4 +167,4 @@ class Control:
             slice_bytes=pace.slice_bytes,
         )
         self.plan = replace(self.plan, measured=settled)
-        replace_file(self.path, dumps(self.plan.to_json()))
+        replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())

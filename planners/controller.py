@@ -42,6 +42,7 @@ LEAST_COMPARED = 6
 """Steps of each kind that are compared."""
 ERRORS = 3.0
 """A difference counts when it is this many standard errors."""
+KEPT_SAMPLES = 512
 SEARCHED = 1000
 Kind = Callable[["Sample"], bool]
 
@@ -84,6 +85,11 @@ class Sample:
     """A copy was under way."""
     draining: bool
     """A drainer was at work; the same on every rank."""
+
+    @property
+    def marked(self) -> bool:
+        """Tell whether checkpoints had anything to do with it."""
+        return self.copied or self.draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +228,12 @@ class Window:
     """Steps of one rank that are looked at together, and the totals of its attempt."""
 
     samples: list[Sample] = field(default_factory=list)
+    """Of a long stretch of steps without checkpoints only the first ones: they are all alike."""
+    steps: int = 0
+    snapshots: int = 0
+    """Copies in the window."""
+    window_s: float = 0.0
+    window_waited_s: float = 0.0
     passed: int = 0
     """Steps of the attempt."""
     step_s: float = 0.0
@@ -231,15 +243,13 @@ class Window:
     def add(self, sample: Sample) -> None:
         """Take a step; the first ones of an attempt are let pass."""
         self.passed += 1
-        if self.passed > WARM_UP_STEPS:
+        if self.passed <= WARM_UP_STEPS:
+            return
+        self.steps, self.snapshots = self.steps + 1, self.snapshots + sample.copied
+        self.window_s, self.window_waited_s = self.window_s + sample.step_s, self.window_waited_s + sample.waited_s
+        self.step_s, self.waited_s = self.step_s + sample.step_s, self.waited_s + sample.waited_s
+        if len(self.samples) < KEPT_SAMPLES or sample.marked or self.samples[-1].marked:
             self.samples.append(sample)
-            self.step_s += sample.step_s
-            self.waited_s += sample.waited_s
-
-    @property
-    def snapshots(self) -> int:
-        """Copies in the window."""
-        return sum(sample.copied for sample in self.samples)
 
     @property
     def early(self) -> bool:
@@ -249,17 +259,16 @@ class Window:
     @property
     def full(self) -> bool:
         """Tell whether the window is complete; the same on every rank."""
-        return len(self.samples) >= WINDOW_STEPS and self.snapshots >= WINDOW_SNAPSHOTS
+        return self.steps >= WINDOW_STEPS and self.snapshots >= WINDOW_SNAPSHOTS
 
     def figures(self) -> Figures:
         """What the window says so far."""
-        snapshots = max(1, self.snapshots)
         drain_steps = _run_length([sample.draining for sample in self.samples])
         slowed = self._excess(lambda sample: sample.copied, lambda sample: sample.draining)
         per_step = self._excess(lambda sample: sample.draining, lambda sample: sample.copied)
         return Figures(
-            step_s=fmean(sample.step_s for sample in self.samples),
-            wait_s=sum(sample.waited_s for sample in self.samples) / snapshots,
+            step_s=self.window_s / self.steps,
+            wait_s=self.window_waited_s / max(1, self.snapshots),
             slowed_s=slowed,
             drain_s=per_step * drain_steps,
             drain_steps=drain_steps,
@@ -280,7 +289,8 @@ class Window:
 
     def restart(self) -> None:
         """Begin the next window."""
-        self.samples = []
+        self.samples, self.steps, self.snapshots = [], 0, 0
+        self.window_s = self.window_waited_s = 0.0
 
 
 def excess(longer: Sequence[float], plain: Sequence[float]) -> float:

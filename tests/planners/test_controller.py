@@ -193,3 +193,13 @@ def test_a_difference_within_the_noise_is_none() -> None:
     assert excess([value + 0.5 for value in plain], plain) == pytest.approx(0.5)
     assert excess([value - 0.5 for value in plain], plain) == 0.0
     assert excess([value + 0.01 for value in plain], plain) == 0.0
+
+
+def test_a_wide_interval_keeps_few_samples_and_tells_drains_apart() -> None:
+    window = Window()
+    for step in range(1, 50_001):
+        window.add(Sample(0.1, 0.0, step % 10_000 == 0, step % 10_000 in (1, 2, 3)))
+    assert window.steps == 50_000 - WARM_UP_STEPS
+    assert len(window.samples) < 600
+    assert window.figures().drain_steps == 3
+    assert not window.full
