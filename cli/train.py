@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
 from ..tiers.fence import Taken
-from ..tiers.jsonfile import append_event, replace
+from ..tiers.jsonfile import Unreadable, append_event, read, replace
 from ..tiers.layout import RunDir
 from ..tiers.lineage import highest_attempt, holdings, remembered
 from ..tiers.lock import FileLock, FolderLock, Locked
@@ -72,7 +72,7 @@ def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: 
     import_paths = import_paths_of(spec, info)
     with ExitStack() as stack:
         nursery = stack.enter_context(_nursery(spec))
-        plan = plan_of(spec, import_paths)
+        plan = _going_on(run, plan_of(spec, import_paths)) if start.candidates else plan_of(spec, import_paths)
         memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=not start.candidates))
         from ..engine.launch import Launcher
 
@@ -210,6 +210,8 @@ def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], con
         outcome = work()
     finally:
         view.stop()
+    with suppress(Unreadable):
+        described["measured"] = read(run.plan).get("measured")
     told = {**vars(outcome), "code": int(outcome.code), "run_dir": str(run.root)}
     summary(console, view.state, described, told)
     if as_json:
@@ -239,6 +241,16 @@ def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
     return make_plan(spec, this_machine(spec), None, parameters)
+
+
+def _going_on(run: RunDir, plan: Plan) -> Plan:
+    """The plan with what the run has measured so far; a plan that cannot be read is made anew, as on a first start."""
+    from ..planners.plan import plan_from_json
+
+    try:
+        return plan.going_on(plan_from_json(read(run.plan)))
+    except (Unreadable, ValueError):
+        return plan
 
 
 def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Start) -> None:

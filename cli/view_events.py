@@ -56,6 +56,7 @@ class Narrator:
             "restored": self._restored,
             "fault": self._fault,
             "skipped": self._skipped,
+            "adjusted": self._adjusted,
             "warning": self._warning,
             "preempted": self._preempted,
         }
@@ -142,6 +143,19 @@ class Narrator:
             return []  # the first of this outage was said
         self._out.add(tier)
         return self._few("warn", f"{tier} left out {which}: {_one_line(record.get('reason'))}", record)
+
+    def _adjusted(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        every = record.get("every")
+        if not isinstance(every, Mapping):
+            return []  # another pace changes nothing that a person would miss
+        changes = [
+            f"{tier} every {plural(new, 'step')} (was {old})"
+            for tier, change in every.items()
+            if isinstance(change, Mapping)
+            and (new := integer(change, "to")) is not None
+            and (old := integer(change, "from")) is not None
+        ]
+        return self._few("info", f"{', '.join(changes)}: {_one_line(record.get('reason'))}", record) if changes else []
 
     def _warning(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         recovery = recovery_of(record)

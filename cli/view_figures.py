@@ -48,6 +48,21 @@ def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
         Figure("step_s", "step", planned_step_s(plan), median("step_s"), human_seconds),
         Figure("overhead", "overhead (stall / step)", _figure(expected, "overhead"), state.overhead, human_percent),
         Figure("snapshot_bytes", "snapshot, per rank", bytes_per_rank, median("snapshot_bytes"), human_bytes),
+        *_settled(plan),
+    ]
+
+
+def _settled(plan: Mapping[str, Any]) -> list[Figure]:
+    """What the workers have measured themselves and left beside the plan."""
+    measured = _part(plan, "measured")
+    if not measured:
+        return []
+    rate, cost = _figure(_part(plan, "storage"), "bytes_per_s"), _figure(_part(plan, "expected"), "overhead")
+    return [
+        Figure(
+            "copy_bytes_per_s", "copy, per second and rank", rate, _figure(measured, "copy_bytes_per_s"), human_bytes
+        ),
+        Figure("cost", "overhead, slower passes too", cost, _figure(measured, "overhead"), human_percent),
     ]
 
 

@@ -176,7 +176,7 @@ class BenchWorker(Worker):
     def _timed_step(self, method: Method, *, careful: bool) -> tuple[float, float]:
         """Seconds of one step with its save, and how much of that the training thread was kept by the save."""
         started = time.perf_counter()
-        self._step(self.parts, self.context, method.snapshots, self.recorder)
+        self._step(self.parts, self.context, method.snapshots, None, self.recorder)
         trained = time.perf_counter()
         self._guarded(lambda: method.save(self.progress.step), careful=careful)
         ended = time.perf_counter()

@@ -85,6 +85,13 @@ class Context:
         summed: list[float] = tensor.tolist()
         return summed
 
+    def worst_of_ranks(self, values: list[float]) -> list[float]:
+        """The largest of each number over all ranks, the same on each of them."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        largest: list[float] = tensor.tolist()
+        return largest
+
     def all_agree(self, mine: bool) -> bool:
         """Logical and over all ranks."""
         return self.sum_over_ranks([0.0 if mine else 1.0])[0] == 0.0

@@ -1,14 +1,20 @@
 """The copier: a thread that moves slices of the state into a slot while the training thread computes.
 
-It copies only as many bytes as the open windows have granted, so the pace is the plan's. Each slice is hashed, and
-looked through for numbers that are not finite, while it is still in the processor's cache. All of that works without
-Python's lock.
+It copies only as many bytes as the open windows have granted, so the pace is the plan's. Each slice is read from memory
+once and written once: it is hashed, and looked through for numbers that are not finite, while what was read is still in
+the processor's cache. All of that works without Python's lock.
+
+Measured for this (one core of two, 768 MiB of AdamW state, per GiB): 0.15 s for the plain copy, 0.03 s for the digest,
+0.03 s for the look at the numbers. With `tunables.STREAMING`, which writes past the caches, the copy takes 0.09 s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,6 +24,10 @@ from torch import Tensor
 
 from ..tiers import faults
 from .finite import Floats
+from .tunables import BLOCK_BYTES
+
+NICENESS = 10
+"""Of the copier's thread: where no core is spare it works in the gaps that the passes leave."""
 
 
 class NonFinite(Exception):
@@ -58,12 +68,14 @@ class Mover(Protocol):
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
 
+    def at_hand(self, item: Item, position: int, target: int) -> int:
+        """Where bytes that were just moved are read fastest by this thread: their source, or their target."""
+
 
 class HostMover:
     """Host memory to host memory."""
 
-    block_bytes = 256 * 1024
-    """Source and target of a block stay in a core's own cache for what is done with it next."""
+    block_bytes = BLOCK_BYTES
 
     def start(self) -> None:
         """Nothing to wait for: the update has returned."""
@@ -75,6 +87,10 @@ class HostMover:
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy by memmove."""
         ctypes.memmove(target, item.tensor.data_ptr() + item.begin + position, nbytes)
+
+    def at_hand(self, item: Item, position: int, target: int) -> int:
+        """The source: a copy past the caches leaves the target out of them."""
+        return item.tensor.data_ptr() + item.begin + position
 
 
 class CudaMover:
@@ -110,6 +126,10 @@ class CudaMover:
             torch.frombuffer(buffer, dtype=torch.uint8).copy_(source[begin : begin + nbytes], non_blocking=True)
         self.stream.synchronize()
 
+    def at_hand(self, item: Item, position: int, target: int) -> int:
+        """The target: the source is in the device's memory."""
+        return target
+
 
 class Copier:
     """Copies one snapshot at a time, in slices, within granted bytes."""
@@ -118,6 +138,8 @@ class Copier:
         """Start the thread; it waits until there is something to copy."""
         self.mover = mover
         self.slice_bytes = slice_bytes
+        self.moving_s = 0.0
+        """Time that the last copy took without its waits for windows."""
         self._changed = threading.Condition()
         self._items: Sequence[Item] | None = None
         self._base = 0
@@ -127,16 +149,22 @@ class Copier:
         self._stopping = False
         self._error: BaseException | None = None
         self._done: Callable[[list[str]], None] = lambda digests: None
+        self._hasher = xxhash.xxh3_128()
+        self._budget = 0
+        """Bytes that the thread has taken of what was granted and not yet copied; its own, so without the lock."""
+        self._waited_s = 0.0
         self._thread = threading.Thread(target=self._run, name="dtrain-copier", daemon=True)
         self._thread.start()
 
     def begin(self, step: int, items: Sequence[Item], base: int, done: Callable[[list[str]], None]) -> None:
-        """Take on the copy of `items` to address `base`; `done` gets the digest of each item when all are there."""
+        """Take on the copy of `items` to address `base`; `done` gets the digest of each item when all are there.
+
+        The thread is woken by the first window, not before.
+        """
         self.mover.start()
         with self._changed:
             self._items, self._base, self._step, self._done = items, base, step, done
             self._granted, self._unlimited = 0, False
-            self._changed.notify_all()
 
     def grant(self, nbytes: int) -> None:
         """A window is open: up to `nbytes` more may be copied."""
@@ -154,7 +182,8 @@ class Copier:
         """Wait until the copy is complete; raises what went wrong in the thread: NonFinite, or an error."""
         with self._changed:
             self._unlimited = True
-            self._changed.notify_all()
+            if self._items is not None:
+                self._changed.notify_all()
             while self._items is not None:
                 self._changed.wait()
             if self._error is not None:
@@ -169,17 +198,23 @@ class Copier:
         self._thread.join(timeout=5)
 
     def _take(self, wanted: int) -> bool:
-        """Wait until bytes are granted; False when the thread is to end."""
-        with self._changed:
-            while not (self._stopping or self._unlimited or self._granted > 0):
-                self._changed.wait()
-            self._granted -= wanted
-            return not self._stopping
+        """Wait until bytes are granted, unless some are left; False when the thread is to end."""
+        if self._budget <= 0 and not self._unlimited:
+            started = time.perf_counter()
+            with self._changed:
+                while not (self._stopping or self._unlimited or self._budget + self._granted > 0):
+                    self._changed.wait()
+                self._budget, self._granted = self._budget + self._granted, 0
+            self._waited_s += time.perf_counter() - started
+        self._budget -= wanted
+        return not self._stopping
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while True:
             with self._changed:
-                while self._items is None and not self._stopping:
+                while not self._stopping and (self._items is None or not (self._unlimited or self._granted > 0)):
                     self._changed.wait()
                 if self._stopping:
                     return
@@ -195,22 +230,32 @@ class Copier:
     def _copy(self, items: Sequence[Item]) -> None:
         digests = []
         half = len(items) // 2
+        self._budget, self._waited_s = 0, 0.0
+        started = time.perf_counter()
         for number, given in enumerate(items):
-            item = given._replace(tensor=self.mover.in_rows(given.tensor))
-            hasher = xxhash.xxh3_128()
-            checked = 0
-            for begin, end in self._blocks(item.nbytes):
-                target = self._base + item.offset + begin
-                self.mover.move(item, begin, end - begin, target)
-                hasher.update((ctypes.c_char * (end - begin)).from_address(target))
-                if item.floats is not None:
-                    checked = self._check(number, item, item.floats, checked, end)
+            digests.append(self._copy_item(number, given._replace(tensor=self.mover.in_rows(given.tensor))))
             if self._stopping:
                 return
-            digests.append(hasher.hexdigest())
             if number == half:
                 faults.point("copy.slice", self._step)
+        self.moving_s = time.perf_counter() - started - self._waited_s
         self._done(digests)
+
+    def _copy_item(self, number: int, item: Item) -> str:
+        """Copy one item and return its digest; raises NonFinite."""
+        checked, slowness = 0, faults.slowness("memory.copy", self._step)
+        self._hasher.reset()
+        for begin, end in self._blocks(item.nbytes):
+            started = time.perf_counter()
+            target = self._base + item.offset + begin
+            self.mover.move(item, begin, end - begin, target)
+            source = self.mover.at_hand(item, begin, target)
+            self._hasher.update((ctypes.c_char * (end - begin)).from_address(source))
+            if item.floats is not None:
+                checked = self._check(number, item.floats, source - begin, checked, end)
+            if slowness > 1:
+                time.sleep((slowness - 1) * (time.perf_counter() - started))
+        return self._hasher.hexdigest()
 
     def _blocks(self, nbytes: int) -> Iterator[tuple[int, int]]:
         """Begin and end of every block of an item, slice by slice as they are granted; stops early when told to end."""
@@ -221,12 +266,13 @@ class Copier:
             for begin in range(position, end, self.mover.block_bytes):
                 yield begin, min(begin + self.mover.block_bytes, end)
 
-    def _check(self, number: int, item: Item, floats: Floats, begin: int, end: int) -> int:
+    def _check(self, number: int, floats: Floats, address: int, begin: int, end: int) -> int:
         """Raise NonFinite for a number that is not finite; returns how far whole numbers have been looked at.
 
-        A slice may end inside a number, which is then looked at with the next one.
+        `address` is that of the item's first byte. A slice may end inside a number, which is then looked at with the
+        next one.
         """
         end -= end % floats.width
-        if not floats.all_finite(self._base + item.offset + begin, end - begin):
+        if not floats.all_finite(address + begin, end - begin):
             raise NonFinite(number)
         return end

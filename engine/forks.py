@@ -13,6 +13,7 @@ from pathlib import Path
 from ..specs.models import Spec
 from .standin import LENGTH
 from .standin import __file__ as standin_file
+from .tunables import streaming
 
 LAUNCHER = "DTRAIN_LAUNCHER"  # process id, told to the children
 READY_TIMEOUT_S = 60.0
@@ -28,6 +29,7 @@ def worker_environment(spec: Spec) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        **streaming(os.environ),
     }
 
 

@@ -27,7 +27,17 @@ class OpenSlot:
             self._map = _map(slot, header, size)
         except OSError as error:
             raise SlotError(f"{slot.file}: {size:,} bytes for snapshots cannot be had: {error.strerror}") from error
-        self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + len(header)
+        self.begin = len(header)
+        self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + self.begin
+
+    def write(self, position: int, data: bytes | memoryview) -> None:
+        """Put bytes at `position` of the data."""
+        start = self.begin + position
+        self._map[start : start + len(data)] = data
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """The bytes from `begin` to `end` of the data, as they lie there."""
+        return memoryview(self._map)[self.begin + begin : self.begin + end]
 
     def lock_pages(self) -> None:
         """Page-lock the slot for copies from a CUDA device."""

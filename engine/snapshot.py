@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,13 @@ class Snapshots:
         self.names = [info.name for info in constant]
         self.pieces = divide(constant, world)[rank]
         self.places = self._places()
+        grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]
+        kept = state.optimizer.state
+        self.kept_at_start = len(kept)
+        self.holders = [
+            (p[0].parameter, tuple(place.key for place in p), len(kept.get(p[0].parameter, ()))) for p in grouped
+        ]
+        """The same in order, by parameter, and how much the optimizer keeps of it: to look one up takes time."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.bytes_over_ranks = self._bytes_over_ranks()
@@ -122,8 +130,13 @@ class Snapshots:
         self.refused: int | None = None
         """Position in `names` of the tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
+        self.waited_s = 0.0
+        """For slots that the drainer held, over all snapshots."""
         self._began = 0.0
-        self.copied: list[tuple[torch.Tensor, int, int]] = []
+        self.items: list[Item] = []
+        self.marks: list[tuple[int, int]] = []
+        """Version counter and address of each item's tensor when its copy was begun."""
+        self._tensors: list[torch.Tensor] = []
         self.copier = Copier(self._mover(), pace.slice_bytes)
 
     def _mover(self) -> Mover:
@@ -195,26 +208,35 @@ class Snapshots:
         version = Version(attempt=self.attempt, step=step)
         slot.slot.invalidate()
         slot.version = version
-        position = self.constant_bytes
-        boundary = []
+        position, ends = self.constant_bytes, []
         for info, data in self._checked_boundary():
-            ctypes.memmove(slot.data + position, bytes(data), info.nbytes)
-            boundary.append(digest(data))
+            slot.write(position, data)
             position += info.nbytes
+            ends.append(position)
+        self._look_up()
         self.current, self.refused = version, None
-        commit = self._committer(slot, version, boundary, meta if self.rank == 0 else {}, drain)
-        items = self._items()
-        self.copied = [(item.tensor, item.tensor._version, item.tensor.data_ptr()) for item in items]
+        commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
         self._began = time.perf_counter()
-        self.copier.begin(step, items, slot.data, commit)
+        self.copier.begin(step, self.items, slot.data, commit)
 
-    def _items(self) -> list[Item]:
-        """This rank's pieces of the live tensors, looked up anew: an optimizer may have replaced some."""
+    def _look_up(self) -> None:
+        """Find the live tensors of this rank's pieces anew, for an optimizer may have replaced some, and mark them.
+
+        The training thread waits for this, so what stays the same is not made again.
+        """
         kept = self.state.optimizer.state
-        return [
-            Item(place.parameter if place.key is None else kept[place.parameter][place.key], *place[2:])
-            for place in self.places
-        ]
+        tensors: list[torch.Tensor] = []
+        same = len(kept) == self.kept_at_start
+        for parameter, keys, count in self.holders:
+            held = kept[parameter] if count else {}
+            same &= len(held) == count
+            tensors += [parameter if key is None else held[key] for key in keys]
+        if not same:
+            raise StateError("the optimizer keeps other tensors than at the start; they cannot be stored")
+        if not (len(tensors) == len(self.items) and all(map(operator.is_, tensors, self._tensors))):
+            self._tensors = tensors
+            self.items = [Item(tensor, *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)]
+        self.marks = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
 
     def _places(self) -> list[Place]:
         places, offset, found = [], 0, self.state.places()
@@ -227,11 +249,14 @@ class Snapshots:
         return places
 
     def _committer(
-        self, slot: OpenSlot, version: Version, boundary: list[str], meta: dict[str, Any], drain: bool
+        self, slot: OpenSlot, version: Version, ends: list[int], meta: dict[str, Any], drain: bool
     ) -> Callable[[list[str]], None]:
+        """What the copier does last; `ends` are those of the boundary's entries in the slot's data."""
+
         def commit(digests: list[str]) -> None:
             self._check_unchanged()
             self.copy_seconds = time.perf_counter() - self._began
+            boundary = [digest(slot.read(begin, end)) for begin, end in pairwise([self.constant_bytes, *ends])]
             faults.point("copy.record", version.step)
             record = SlotRecord(
                 run_id=self.run_id,
@@ -248,6 +273,10 @@ class Snapshots:
             faults.point("copy.committed", version.step)
 
         return commit
+
+    def set_pace(self, pace: Pace) -> None:
+        """Copy at another pace from now on."""
+        self.pace, self.copier.slice_bytes = pace, pace.slice_bytes
 
     def forward_window(self) -> None:
         """A forward pass begins."""
@@ -270,9 +299,9 @@ class Snapshots:
 
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
-        for piece, (tensor, version, address) in zip(self.pieces, self.copied, strict=True):
-            if tensor._version != version or tensor.data_ptr() != address:
-                name = piece.tensor.name
+        for number, (tensor, mark) in enumerate(zip(self._tensors, self.marks, strict=True)):
+            if (tensor._version, tensor.data_ptr()) != mark:
+                name = self.pieces[number].tensor.name
                 for slot in self.slots:
                     if slot.version == self.current:
                         slot.slot.invalidate()
@@ -317,9 +346,11 @@ class Snapshots:
 
     def _free_slot(self) -> OpenSlot:
         """A slot that holds neither the newest whole version nor one the drainer needs; waits for it."""
+        started = time.perf_counter()
         while True:
             for slot in self.slots:
                 if (slot.version is None or slot.version != self.safe) and not slot.slot.pinned:
+                    self.waited_s += time.perf_counter() - started
                     return slot
             self.alive()
             time.sleep(WAIT_S)

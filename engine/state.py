@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,11 +23,42 @@ DTYPE_TAGS: dict[torch.dtype, str] = {
 }  # fmt: skip
 
 _PYTHON = struct.Struct("<625IBd")
-_NUMPY = struct.Struct("<624IiBd")
+_NUMPY_WORDS = 624
+_NUMPY_REST = struct.Struct("<iBd")
 
 
 class StateError(Exception):
     """The state cannot be stored, or a checkpoint does not fit the model; the message says which tensors."""
+
+
+class Buffers:
+    """The buffers of a model, looked up at every snapshot by the training thread: its modules are walked once.
+
+    They are walked again when one has another child than before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Nothing is looked up yet."""
+        self.model = model
+        self._modules: list[tuple[str, nn.Module]] = []
+        self._children: list[nn.Module | None] = []
+
+    def find(self) -> dict[str, Tensor]:
+        """What `named_buffers` gives."""
+        if not self._modules or self._children != self._present_children():
+            self._modules = list(self.model.named_modules())
+            self._children = self._present_children()
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self._modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found[f"{prefix}.{name}" if prefix else name] = buffer
+        return found
+
+    def _present_children(self) -> list[nn.Module | None]:
+        return [child for _, module in self._modules for child in module._modules.values()]
 
 
 @dataclass(frozen=True)
@@ -36,6 +68,11 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     moving: frozenset[str] = frozenset()
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """The model's buffers."""
+        return Buffers(self.model)
 
     def constant(self) -> dict[str, Tensor]:
         """Tensors that change only in the optimizer update: parameters, then what the optimizer keeps of each.
@@ -62,9 +99,11 @@ class TrainState:
 
     def changing(self) -> dict[str, Tensor]:
         """Tensors that may change in a forward pass: moving parameters and all buffers, kept in a state_dict or not."""
-        named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        moving = {name: tensor for name, tensor in named.items() if name in self.moving}
-        return moving | {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
+        moving: dict[str, Tensor] = {}
+        if self.moving:  # a walk over the whole model, in the training thread, at every snapshot
+            named = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+            moving = {name: tensor for name, tensor in named.items() if name in self.moving}
+        return moving | {f"model.{name}": buffer for name, buffer in self.buffers.find().items()}
 
     def check_storable(self) -> None:
         """Raise StateError for a tensor that a checkpoint could not bring back."""
@@ -131,12 +170,14 @@ def _set_python(data: bytes) -> None:
 def _get_numpy() -> bytes:
     state = np.random.get_state(legacy=False)
     inner = state["state"]
-    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
+    rest = _NUMPY_REST.pack(inner["pos"], state["has_gauss"], state["gauss"])
+    return inner["key"].astype("<u4").tobytes() + rest  # type: ignore[no-any-return]
 
 
 def _set_numpy(data: bytes) -> None:
-    *keys, position, has_gauss, gauss = _NUMPY.unpack(data)
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    keys = np.frombuffer(data, "<u4", _NUMPY_WORDS)
+    position, has_gauss, gauss = _NUMPY_REST.unpack_from(data, keys.nbytes)
+    np.random.set_state(("MT19937", keys, position, has_gauss, gauss))
 
 
 def _get_torch() -> bytes:

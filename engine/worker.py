@@ -18,6 +18,7 @@ from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
 from .context import Context, StopFlag, die_with_parent, join, leave, prepare_signals
+from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .job import Job, Result, read_job, write_error, write_result
@@ -25,7 +26,7 @@ from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
 from .slot import SlotError
-from .snapshot import Cadence, Pace, Snapshots
+from .snapshot import Snapshots
 from .state import StateError
 from .step import Progress, TrainingDiverged, diverged, settle, train_step
 
@@ -64,11 +65,12 @@ class Worker:
         parts = assemble(self.spec, context)
         restored = self._restore(parts, context, reporter)
         snapshots = self._snapshots(parts, context, restored)
+        control = Control(self.spec, self.plan, self.run.plan, context, snapshots) if snapshots is not None else None
         self.stop.install()
         stop, loss = False, None
         try:
             while self.progress.step < self.spec.max_steps and not stop:
-                stop, loss = self._step(parts, context, snapshots, reporter)
+                stop, loss = self._step(parts, context, snapshots, control, reporter)
         except Exception:
             if snapshots is not None:
                 snapshots.salvage()
@@ -109,10 +111,9 @@ class Worker:
             reporter.event("warning", self.progress.step, detail="more ranks than before: new ones draw anew")
 
     def _snapshots(self, parts: Parts, context: Context, restored: Version | None) -> Snapshots | None:
-        every = {tier.type: tier.every for tier in self.plan.tiers}
-        if not every:
+        if not self.plan.tiers:
             return None
-        slow = self.spec.first_slow_tier
+        cadence, pace = beginning(self.spec, self.plan)
         return Snapshots(
             parts.state,
             self.memory,
@@ -121,22 +122,19 @@ class Worker:
             rank=context.rank,
             world=context.world,
             device=context.device,
-            cadence=Cadence(
-                every.get("memory", 0),
-                every[slow.type] if slow is not None else 0,
-                slow is not None and slow.waits,
-            ),
-            pace=Pace(
-                self.plan.forward.bytes_per_window or 0,
-                self.plan.backward.bytes_per_window or 0,
-                self.plan.forward.slice_bytes or 2**20,
-            ),
+            cadence=cadence,
+            pace=pace,
             restored=restored,
             alive=context.beat,
         )
 
     def _step(
-        self, parts: Parts, context: Context, snapshots: Snapshots | None, reporter: Reporter
+        self,
+        parts: Parts,
+        context: Context,
+        snapshots: Snapshots | None,
+        control: Control | None,
+        reporter: Reporter,
     ) -> tuple[bool, float]:
         started = time.perf_counter()
         context.step = self.progress.step + 1
@@ -154,6 +152,8 @@ class Worker:
             reporter.committed(outcome.committed, snapshots.bytes_over_ranks, snapshots.copy_seconds)
             reporter.refused(outcome.refused)
             reporter.drained(self.progress.step, drained)
+        if control is not None:
+            control.step(self.progress.step, metrics, reporter, draining=outcome.drain_busy)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
         return outcome.stop, float(metrics["loss"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from .expected import Faults
@@ -130,6 +130,33 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """What the run has measured, beside what was predicted, and what it settled on."""
+
+    step: int
+    """After which it was measured."""
+    forward_s: float
+    """One forward pass of a micro-batch."""
+    backward_s: float
+    step_s: float
+    """Mean time of a step, checkpoints included."""
+    copy_bytes_per_s: float
+    """Rate at which a rank copied, digest included."""
+    snapshot_s: float
+    """What a snapshot costs the training: waiting, and longer passes as far as they stand out from the noise."""
+    overhead: float
+    """Cost of checkpoints as a fraction of a step without."""
+    memory_every: int
+    """Steps between two snapshots from now on; 0: there is no memory tier."""
+    slow_every: int
+    """Steps between two checkpoints of the first slower tier from now on; 0: there is none."""
+    forward_bytes: int
+    """Copied in each forward pass from now on."""
+    backward_bytes: int
+    slice_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The planner's whole answer."""
 
@@ -151,10 +178,20 @@ class Plan:
     """What would have to change, and to what, where not every step can be stored as the spec asks."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    measured: Settled | None = None
+    """Written by the run; None: by nobody yet."""
 
     def tier(self, type_: str) -> TierPlan | None:
         """Return the tier of that type, if the plan has one."""
         return next((tier for tier in self.tiers if tier.type == type_), None)
+
+    def going_on(self, before: Plan) -> Plan:
+        """Return this plan with what the run had measured under `before`, if both are of the same job."""
+        same = self.training == before.training and self.model == before.model and self.forward == before.forward
+        intervals = [(tier.type, tier.every, tier.auto) for tier in self.tiers]
+        if same and intervals == [(tier.type, tier.every, tier.auto) for tier in before.tiers]:
+            return replace(self, measured=before.measured)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts and numbers, equal to what `json` reads back."""
@@ -167,6 +204,8 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
     values = dict(document)
     for key, kind in _PARTS.items():
         values[key] = _build(kind, values.get(key), key)
+    if values.get("measured") is not None:
+        values["measured"] = _build(Settled, values["measured"], "measured")
     values["tiers"] = tuple(_build(TierPlan, tier, "tiers") for tier in values.get("tiers", ()))
     return _build(Plan, values, "plan")
 

@@ -4,8 +4,9 @@
 first attempt. Several faults are separated by `;`. Keys: `rank`, `step`, `attempt` (default 1, `*` for any), `nth`
 (the n-th time the point is passed, counted from 1; default every time), `kind` (`kill`, `raise`, `exit`, `stop`,
 `slow`, `enospc`, `eio`; default kill). `POINTS` are moments of a run; `OPERATIONS` are the single changes that
-tiers make to a disk or an object store, and `disk.*` or `object.*` means any of them. Without the variable a point
-costs one test of a tuple.
+tiers make to a disk or an object store, and `disk.*` or `object.*` means any of them. `CHANNELS` are ways that bytes
+take: `memory.copy:kind=slow:factor=10` makes this one ten times as slow. Without the variable a point costs one test
+of a tuple.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ OPERATIONS: dict[str, str] = {
     "object.list": "objects are listed",
     "object.delete": "an object is deleted",
 }
+CHANNELS: dict[str, str] = {
+    "memory.copy": "the copier's way into a slot",
+}
 KINDS = ("kill", "raise", "exit", "stop", "slow", "enospc", "eio")
 _ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 
@@ -79,6 +83,8 @@ class Fault:
     attempt: int | None = 1
     kind: str = "kill"
     nth: int | None = None
+    factor: float | None = None
+    """Of a channel: how many times as long it takes."""
 
     def text(self) -> str:
         """The form that the environment variable takes."""
@@ -87,6 +93,7 @@ class Fault:
             "step": self.step,
             "attempt": "*" if self.attempt is None else self.attempt,
             "nth": self.nth,
+            "factor": self.factor,
         }
         parts = [f"{key}={value}" for key, value in keys.items() if value is not None]
         return ":".join([self.point, *parts, f"kind={self.kind}"])
@@ -108,17 +115,30 @@ def fail_at(
     kind: str = "kill",
     attempt: int | None = 1,
     nth: int | None = None,
+    factor: float | None = None,
 ) -> str:
     """Describe one fault for the environment variable; unknown points and kinds are refused."""
     if not _is_known(point):
-        raise ValueError(f"no fault point {point!r}; there are {', '.join([*POINTS, *OPERATIONS])}")
+        raise ValueError(f"no fault point {point!r}; there are {', '.join(_KNOWN)}")
+    if not _fits(point, kind, factor):
+        raise ValueError(f"{point} takes {'kind=slow with a factor' if point in CHANNELS else 'no factor'}")
     if kind not in KINDS:
         raise ValueError(f"no kind of fault {kind!r}; there are {', '.join(KINDS)}")
-    return Fault(point, rank, step, attempt, kind, nth).text()
+    return Fault(point, rank, step, attempt, kind, nth, factor).text()
+
+
+_KNOWN = (*POINTS, *OPERATIONS, *CHANNELS)
 
 
 def _is_known(point: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, point) for name in (*POINTS, *OPERATIONS))
+    return any(fnmatch.fnmatchcase(name, point) for name in _KNOWN)
+
+
+def _fits(point: str, kind: str, factor: float | None) -> bool:
+    """Tell whether a channel is slowed by a factor, and nothing else is."""
+    if point in CHANNELS:
+        return kind == "slow" and factor is not None and factor >= 1
+    return factor is None
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -127,19 +147,19 @@ def parse(text: str) -> tuple[Fault, ...]:
     for item in filter(None, (part.strip() for part in text.split(";"))):
         point, *pairs = item.split(":")
         keys = dict(pair.partition("=")[::2] for pair in pairs)
-        unknown = keys.keys() - {"rank", "step", "attempt", "kind", "nth"}
+        unknown = keys.keys() - {"rank", "step", "attempt", "kind", "nth", "factor"}
         kind = keys.get("kind", "kill")
         try:
-            if not _is_known(point) or unknown or kind not in KINDS:
+            factor = float(keys["factor"]) if "factor" in keys else None
+            if not _is_known(point) or unknown or kind not in KINDS or not _fits(point, kind, factor):
                 raise ValueError(item)
             attempt = None if keys.get("attempt") == "*" else int(keys.get("attempt", "1"))
             numbers = {key: int(keys[key]) for key in ("rank", "step", "nth") if key in keys}
         except ValueError:
             raise ValueError(
-                f"{VARIABLE}: cannot read {item!r}; points: {', '.join([*POINTS, *OPERATIONS])}; "
-                f"kinds: {', '.join(KINDS)}"
+                f"{VARIABLE}: cannot read {item!r}; points: {', '.join(_KNOWN)}; kinds: {', '.join(KINDS)}"
             ) from None
-        faults.append(Fault(point, numbers.get("rank"), numbers.get("step"), attempt, kind, numbers.get("nth")))
+        faults.append(Fault(point, numbers.get("rank"), numbers.get("step"), attempt, kind, numbers.get("nth"), factor))
     return tuple(faults)
 
 
@@ -209,6 +229,14 @@ def point(name: str, step: int | None = None, rank: int | None = None) -> None:
             _passed[index] += 1
             if fault.nth in (None, _passed[index]):
                 _strike(fault)
+
+
+def slowness(channel: str, step: int | None = None) -> float:
+    """How many times as long a channel takes; 1 unless a fault is set for it."""
+    for fault in _faults:
+        if fault.factor is not None and fault.matches(channel, step, _here.rank, _here.attempt):
+            return fault.factor
+    return 1.0
 
 
 def _strike(fault: Fault) -> None:

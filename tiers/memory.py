@@ -16,6 +16,7 @@ import stat
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +81,22 @@ class Slot:
     world: int
     index: int
 
-    @property
+    @cached_property
     def stem(self) -> str:
         """Common part of the slot's file names."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}.slot{self.index}"
 
-    @property
+    @cached_property
     def file(self) -> Path:
         """The shard itself."""
         return self.folder / self.stem
 
-    @property
+    @cached_property
     def record_file(self) -> Path:
         """The commit record."""
         return self.folder / f"{self.stem}.json"
 
-    @property
+    @cached_property
     def drain_mark(self) -> Path:
         """Present while the slot waits to be drained."""
         return self.folder / f"{self.stem}.drain"

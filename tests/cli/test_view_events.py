@@ -161,3 +161,12 @@ def test_a_stop_on_request(tell: Tell) -> None:
 @pytest.mark.parametrize("name", ["planned", "committed", "finished", "new kind", None, 3])
 def test_other_events_are_silent(tell: Tell, name: object) -> None:
     assert tell(event=name, step="x", tier=None, attempt="1", time="now") == []
+
+
+def test_other_intervals_are_told_with_their_reason_and_another_pace_is_not(tell: Tell) -> None:
+    every = {"memory": {"from": 1, "to": 4}, "disk": {"from": 10, "to": 12}}
+    assert tell(event="adjusted", step=18, every=every, reason="a snapshot costs 9 ms") == [
+        "memory every 4 steps (was 1), disk every 12 steps (was 10): a snapshot costs 9 ms"
+    ]
+    assert tell(event="adjusted", step=18, pace={"from": {}, "to": {}}, reason="as measured") == []
+    assert tell(event="adjusted", step=18, every={"memory": None}, reason=None) == []

@@ -14,6 +14,8 @@ from torch import Tensor
 from dtrain.engine.copier import Copier, HostMover, Item, NonFinite
 from dtrain.engine.finite import FLOATS
 from dtrain.engine.state import tensor_bytes
+from dtrain.engine.tunables import streaming
+from dtrain.tiers import faults
 from dtrain.tiers.digest import digest
 
 
@@ -293,3 +295,45 @@ def test_a_large_slice_is_moved_in_blocks_that_fit_a_cache(bench: MakeBench) -> 
     one.copier.finish()
     assert mover.moved == [64, 64, 32, 64, 64, 32, 64, 16]
     assert one.target.data == one.expected
+
+
+def test_the_digest_is_taken_where_the_bytes_are_at_hand(bench: MakeBench) -> None:
+    """Host memory is read at its source, for a copy past the caches leaves the target out of them."""
+
+    class Elsewhere(HostMover):
+        def at_hand(self, item: Item, position: int, target: int) -> int:
+            return target
+
+    for mover in (HostMover(), Elsewhere()):
+        one = bench([torch.randn(50), torch.randn(3, 5).t()], mover=mover)
+        one.begin()
+        one.copier.finish()
+        assert one.target.data == one.expected
+        assert one.digests == [[digest(tensor_bytes(item.tensor)) for item in one.items]]
+
+
+def test_a_channel_that_is_slowed_takes_that_many_times_as_long(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(faults, "_faults", faults.parse("memory.copy:kind=slow:factor=10"))
+    monkeypatch.setattr("dtrain.engine.copier.time.sleep", slept.append)
+    one = bench([torch.randn(64)], slice_bytes=64)
+    one.begin()
+    one.copier.finish()
+    assert len(slept) == 4, "after each slice"
+    assert sum(slept) > 0
+    assert one.target.data == one.expected
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, "glibc.cpu.x86_non_temporal_threshold=0x40000"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=0x40000"),
+        ("glibc.cpu.x86_non_temporal_threshold=0x100000", None),
+    ],
+)
+def test_workers_copy_past_the_caches_unless_somebody_has_tuned_that(given: str | None, wanted: str | None) -> None:
+    environment = {} if given is None else {"GLIBC_TUNABLES": given}
+    assert streaming(environment).get("GLIBC_TUNABLES") == wanted

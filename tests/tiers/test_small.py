@@ -55,6 +55,13 @@ def test_faults_are_data() -> None:
         faults.fail_at(0, 1, "nowhere")
     with pytest.raises(ValueError, match="cannot read"):
         faults.parse("nowhere:rank=1")
+    slow = faults.fail_at(0, None, "memory.copy", "slow", factor=10)
+    assert faults.parse(slow) == (faults.Fault("memory.copy", 0, kind="slow", factor=10),)
+    for text in ("memory.copy", "memory.copy:kind=slow", "memory.copy:factor=2", "step.start:kind=slow:factor=2"):
+        with pytest.raises(ValueError, match="cannot read"):
+            faults.parse(text)
+    with pytest.raises(ValueError, match="with a factor"):
+        faults.fail_at(0, None, "memory.copy", "slow")
 
 
 def test_a_fault_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

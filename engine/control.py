@@ -1,0 +1,169 @@
+"""The controller at work: feeds it the steps of this rank, and applies what all ranks decide alike."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..planners.controller import Decision, Figures, Rule, Sample, Setting, Window, decide, first_setting
+from ..planners.document import Plan, Settled
+from ..planners.windows import Windows, storage_parameters
+from ..specs.models import Spec
+from ..tiers.jsonfile import replace as replace_file
+from .context import Context
+from .report import Reporter
+from .snapshot import Cadence, Pace, Snapshots
+
+WINDOW_PASSES = 256
+"""Steps whose passes are remembered."""
+OTHER_PACE = 0.2
+"""The windows are given other shares when one of them changes by more than this part."""
+
+
+def rule_of(spec: Spec, plan: Plan) -> Rule:
+    """What the controller has to keep to."""
+    planned = {tier.type: tier for tier in plan.tiers}
+    memory, first = planned.get("memory"), spec.first_slow_tier
+    slow = planned[first.type] if first is not None else None
+    reached = [planned[tier.type].every for tier in spec.slow_tiers[1:]]
+    reached += [tier.keep_every for tier in spec.slow_tiers if tier.keep_every is not None]
+    return Rule(
+        budget=spec.checkpoint.max_overhead,
+        max_steps=spec.max_steps,
+        memory=memory.every if memory is not None else 0,
+        memory_auto=memory is not None and memory.auto,
+        slow=slow.every if slow is not None else 0,
+        slow_auto=slow is not None and slow.auto,
+        reached=tuple(reached),
+    )
+
+
+def beginning(spec: Spec, plan: Plan) -> tuple[Cadence, Pace]:
+    """Intervals and pace to begin an attempt with: what an earlier one settled on, else the plan's."""
+    measured, first = plan.measured, spec.first_slow_tier
+    setting = first_setting(rule_of(spec, plan))
+    pace = Pace(
+        plan.forward.bytes_per_window or 0, plan.backward.bytes_per_window or 0, plan.forward.slice_bytes or 2**20
+    )
+    if measured is not None:
+        setting = Setting(measured.memory_every, measured.slow_every)
+        pace = Pace(measured.forward_bytes, measured.backward_bytes, measured.slice_bytes)
+    return Cadence(setting.memory, setting.slow, first is not None and first.waits), pace
+
+
+class Control:
+    """Keeps the cost of checkpoints within the budget; one per worker, all of them in step."""
+
+    def __init__(self, spec: Spec, plan: Plan, path: Path, context: Context, snapshots: Snapshots) -> None:
+        """Begin with the first step of an attempt. `path` is the plan's file, where a restart looks."""
+        self.spec, self.plan, self.path, self.context, self.snapshots = spec, plan, path, context, snapshots
+        self.rule = rule_of(spec, plan)
+        self.window = Window()
+        self.passes: deque[tuple[float, float]] = deque(maxlen=WINDOW_PASSES)
+        self.looks = 0
+        self._waited_s = 0.0
+
+    @property
+    def setting(self) -> Setting:
+        """The intervals in force."""
+        return Setting(self.snapshots.cadence.memory, self.snapshots.cadence.slow)
+
+    def step(self, step: int, metrics: dict[str, Any], reporter: Reporter, *, draining: bool) -> None:
+        """Take a step; at the end of a window decide with the other ranks, and act on it."""
+        for_slot_s, self._waited_s = self.snapshots.waited_s - self._waited_s, self.snapshots.waited_s
+        self.window.add(
+            Sample(
+                step_s=metrics["step_s"] - for_slot_s,
+                waited_s=metrics["stall_s"] - for_slot_s,
+                copied=metrics["snapshot_bytes"] > 0,
+                draining=draining,
+            )
+        )
+        passes = self.spec.micro_batches
+        self.passes.append((metrics["forward_s"] / passes, metrics["backward_s"] / passes))
+        if self.window.full:
+            self._look(step, reporter, early=False)
+            self.window.restart()
+            self.passes.clear()
+        elif self.window.early:
+            self.window.looked_early = True
+            self._look(step, reporter, early=True)
+
+    def _look(self, step: int, reporter: Reporter, *, early: bool) -> None:
+        mine = self.window.figures().values()
+        forward_s, backward_s = (median(times) for times in zip(*self.passes, strict=True))
+        byte_s = self.snapshots.copier.moving_s / max(1, self.snapshots.constant_bytes)
+        *values, forward_s, backward_s, byte_s = self.context.worst_of_ranks([*mine, forward_s, backward_s, byte_s])
+        figures = Figures(*values)
+        before = self.setting
+        decision = decide(self.rule, before, figures, early=early)
+        if decision is not None:
+            self.snapshots.cadence = replace(
+                self.snapshots.cadence, memory=decision.setting.memory, slow=decision.setting.slow
+            )
+            self._tell(step, reporter, before, decision, figures)
+        changed = decision is not None
+        if not early:
+            self.looks += 1
+            changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
+            changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
+        if reporter.active and changed:
+            self._write(step, figures, before, forward_s, backward_s, byte_s)
+
+    def _tell(self, step: int, reporter: Reporter, before: Setting, decision: Decision, figures: Figures) -> None:
+        changed = {
+            tier: {"from": old, "to": new}
+            for tier, old, new in (
+                ("memory", before.memory, decision.setting.memory),
+                (reporter.slow_tier, before.slow, decision.setting.slow),
+            )
+            if old != new
+        }
+        reporter.event(
+            "adjusted", step, every=changed, reason=decision.reason, overhead=figures.overhead(before),
+            budget=self.rule.budget, snapshot_s=figures.snapshot_s, wait_s=figures.wait_s, step_s=figures.step_s,
+        )  # fmt: skip
+
+    def _set_pace(self, step: int, reporter: Reporter, forward_s: float, backward_s: float, byte_s: float) -> bool:
+        """Spread the copy over the windows as long as they are, in slices as fast as the channel is; True: anew."""
+        rate = 1 / byte_s if byte_s > 0 else self.plan.storage.bytes_per_s
+        size = self.plan.model.state_bytes_per_rank or self.snapshots.constant_bytes
+        windows = Windows(self.spec.micro_batches, forward_s, backward_s, rate)
+        forward, backward = storage_parameters(size, self.spec.micro_batches, windows, ("memory",))
+        before = self.snapshots.pace
+        pace = Pace(forward.bytes_per_window or 0, backward.bytes_per_window or 0, forward.slice_bytes)
+        shares = ((pace.forward_bytes, before.forward_bytes), (pace.backward_bytes, before.backward_bytes))
+        if pace.slice_bytes == before.slice_bytes and all(abs(new - old) <= OTHER_PACE * old for new, old in shares):
+            return False
+        self.snapshots.set_pace(pace)
+        reporter.event(
+            "adjusted", step, pace={"from": vars(before), "to": vars(pace)}, forward_s=forward_s,
+            backward_s=backward_s, copy_bytes_per_s=rate, reason="passes and copies as they were measured",
+        )  # fmt: skip
+        return True
+
+    def _write(
+        self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
+    ) -> None:
+        """Leave it beside the plan, where a restart finds it."""
+        setting, pace = self.setting, self.snapshots.pace
+        settled = Settled(
+            step=step,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            step_s=figures.step_s,
+            copy_bytes_per_s=1 / byte_s if byte_s > 0 else 0.0,
+            snapshot_s=figures.snapshot_s,
+            overhead=figures.overhead(before),
+            memory_every=setting.memory,
+            slow_every=setting.slow,
+            forward_bytes=pace.forward_bytes,
+            backward_bytes=pace.backward_bytes,
+            slice_bytes=pace.slice_bytes,
+        )
+        self.plan = replace(self.plan, measured=settled)
+        replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())

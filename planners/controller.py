@@ -1,0 +1,317 @@
+"""Keeps what checkpoints cost within `checkpoint.max_overhead` while a run goes on: figures in, intervals out.
+
+The steps of a run are looked at in windows. What a snapshot costs the training, c, is the time the training waited for
+it, plus what the passes beside its copy took longer than others, as far as that stands out from the noise. With steps
+of t seconds it is affordable every k steps when c/(k·t) is at most the budget, so
+
+    k = ceil(c / (budget · t))
+
+An interval that the spec gives is a lower bound: the run may store less often than asked, when the budget leaves it no
+choice, but never more often. One that is `auto` goes both ways. While the whole attempt is over its budget, the
+interval is set for half of it, until the average is back within. Only the wait for a slow tier whose spec says that
+training waits for it (`when_slow`) is no cost here: that was asked for.
+
+The first slower tier, if it is `auto`, gets what is left of the budget, by the same rule with the cost of a drain.
+
+Every rank decides by itself, from figures of which each is the worst of all ranks, so all decide the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from statistics import fmean, median
+
+from .intervals import DRAIN_SHARE, NEVER
+
+WARM_UP_STEPS = 2
+"""First steps of an attempt, which take longer for many reasons."""
+EARLY_SNAPSHOTS = 4
+"""After these the interval is widened already if they cost very much."""
+EARLY_TIMES_BUDGET, EARLY_WAIT_S = 4.0, 0.01
+"""What is very much: so many times the budget, and a wait that is no accident of a machine that is busy."""
+WINDOW_STEPS, WINDOW_SNAPSHOTS = 16, 6
+"""Least length of a window; both must be reached."""
+NARROW_SHARE = 0.7
+"""An interval is narrowed only to one that takes at most this part of the budget, so that it does not go to and fro."""
+CALIBRATION_EVERY = 2
+"""Interval of snapshots in the first window of `every: auto`: without steps that have none there is no comparing."""
+LEAST_COMPARED = 6
+"""Steps of each kind that are compared."""
+ERRORS = 3.0
+"""A difference counts when it is this many standard errors."""
+LEAST_BUDGET_SHARE = 0.25
+"""Part of the budget that a slower tier may use even if the snapshots have used up the rest."""
+KEPT_SAMPLES = 512
+SEARCHED = 1000
+Kind = Callable[["Sample"], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the spec and its plan say about the intervals; 0: the job has no such tier."""
+
+    budget: float
+    max_steps: int
+    memory: int
+    memory_auto: bool
+    slow: int
+    slow_auto: bool
+    reached: tuple[int, ...] = ()
+    """Steps whose multiples further tiers are to get, or a tier is to keep for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Steps between snapshots in memory, and between those that go on to the first slower tier; 0: never."""
+
+    memory: int
+    slow: int
+
+    @property
+    def snapshots(self) -> int:
+        """Steps between snapshots, whatever they are for."""
+        return self.memory or self.slow
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step as one rank saw it."""
+
+    step_s: float
+    waited_s: float
+    """For the handing over and the end of copies, not for a slow tier."""
+    copied: bool
+    """A copy was under way."""
+    draining: bool
+    """A drainer was at work; the same on every rank."""
+
+    @property
+    def marked(self) -> bool:
+        """Tell whether checkpoints had anything to do with it."""
+        return self.copied or self.draining
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a window of steps says; seconds. Every figure grows with the cost, so that the worst rank counts."""
+
+    step_s: float
+    """Mean time of a step."""
+    wait_s: float
+    """Mean time that the training waited per snapshot."""
+    slowed_s: float
+    """What the passes beside one copy took longer."""
+    drain_s: float
+    """What all steps beside one drain took longer."""
+    drain_steps: float
+    """Steps that a drain lasts; 0: there was none."""
+    total: float
+    """Part of the time of the whole attempt so far that was waited for snapshots."""
+
+    @property
+    def snapshot_s(self) -> float:
+        """What a snapshot costs."""
+        return self.wait_s + self.slowed_s
+
+    def values(self) -> list[float]:
+        """The figures in their order."""
+        return [getattr(self, name) for name in self.__slots__]
+
+    def plain_s(self, setting: Setting) -> float:
+        """Time of a step without checkpoints."""
+        return max(1e-9, self.step_s - self.snapshot_s / setting.snapshots)
+
+    def overhead(self, setting: Setting) -> float:
+        """Cost of checkpoints as a fraction of a step without."""
+        drains_s = self.drain_s / setting.slow if setting.slow else 0.0
+        return (self.snapshot_s / setting.snapshots + drains_s) / self.plain_s(setting)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What changes, and why."""
+
+    setting: Setting
+    reason: str
+
+
+def first_setting(rule: Rule) -> Setting:
+    """Return the intervals to begin with: the plan's, but for the first window of an `auto` one."""
+    memory = CALIBRATION_EVERY if rule.memory == 1 and rule.memory_auto else rule.memory
+    return Setting(memory, _multiple(rule.slow, memory) if rule.slow_auto else rule.slow)
+
+
+def decide(rule: Rule, setting: Setting, figures: Figures, *, early: bool = False) -> Decision | None:
+    """Return other intervals when the figures call for them; `early`: only when they cry for them."""
+    if early and not _cries(rule, setting, figures):
+        return None
+    snapshots = _snapshots(rule, setting, figures)
+    slow = setting.slow
+    if not setting.memory:
+        slow = snapshots
+    elif slow and rule.slow_auto:
+        measured = figures.drain_steps > 0 and not early
+        slow = _multiple(_slow(rule, setting, figures, snapshots) if measured else slow, snapshots)
+    elif slow:
+        slow = rule.slow if snapshots == rule.memory else _multiple(rule.slow, snapshots)
+    wanted = Setting(snapshots if setting.memory else 0, slow)
+    if wanted == setting:
+        return None
+    return Decision(wanted, _reason(rule, setting, wanted, figures))
+
+
+def _cries(rule: Rule, setting: Setting, figures: Figures) -> bool:
+    costly = figures.wait_s / setting.snapshots > EARLY_TIMES_BUDGET * rule.budget * figures.plain_s(setting)
+    return costly and figures.wait_s > EARLY_WAIT_S
+
+
+def _snapshots(rule: Rule, setting: Setting, figures: Figures) -> int:
+    """Return the interval of snapshots."""
+    current, plain_s = setting.snapshots, figures.plain_s(setting)
+    least = rule.memory or rule.slow
+    least = 1 if (rule.memory_auto if rule.memory else rule.slow_auto) else least
+    budget = rule.budget / 2 if figures.total > rule.budget else rule.budget
+    wanted = _affordable(figures.snapshot_s, budget * plain_s)
+    if wanted > current:
+        return min(_reaching(max(wanted, least), rule), max(current, rule.max_steps))
+    narrow = _reaching(max(least, _affordable(figures.snapshot_s, NARROW_SHARE * budget * plain_s)), rule)
+    return min(current, narrow)
+
+
+def _slow(rule: Rule, setting: Setting, figures: Figures, snapshots: int) -> int:
+    """Return the interval of the first slower tier: what it sustains, and what the rest of the budget allows."""
+    plain_s = figures.plain_s(setting)
+    left = rule.budget - figures.snapshot_s / snapshots / plain_s
+    left_s = max(left, LEAST_BUDGET_SHARE * rule.budget) * plain_s
+    sustained = math.ceil(figures.drain_steps / DRAIN_SHARE)
+    wanted = max(sustained, _affordable(figures.drain_s, left_s))
+    if wanted > setting.slow:
+        return min(wanted, max(setting.slow, rule.max_steps))
+    return min(setting.slow, max(sustained, _affordable(figures.drain_s, NARROW_SHARE * left_s)))
+
+
+def _affordable(cost_s: float, allowed_s: float) -> int:
+    """Return the smallest k with cost/k at most what is allowed per step."""
+    if cost_s <= allowed_s:
+        return 1
+    return math.ceil(min(cost_s / allowed_s, NEVER)) if allowed_s > 0 else NEVER
+
+
+def _reaching(wanted: int, rule: Rule) -> int:
+    """Return the next interval from `wanted` up that divides, or is a multiple of, all that others rely on."""
+    others = [steps for steps in (*rule.reached, 0 if rule.slow_auto else rule.slow) if steps]
+    for steps in range(wanted, wanted + SEARCHED):
+        if all(other % steps == 0 or steps % other == 0 for other in others):
+            return steps
+    return wanted
+
+
+def _multiple(steps: int, of: int) -> int:
+    """Round up to a multiple; of 0 there is only the number itself."""
+    return -(-steps // of) * of if of else steps
+
+
+def _reason(rule: Rule, setting: Setting, wanted: Setting, figures: Figures) -> str:
+    plain_ms = 1000 * figures.plain_s(setting)
+    costs = [f"a snapshot costs {1000 * figures.snapshot_s:.3g} ms"]
+    if figures.drain_steps:
+        costs.append(f"a drain {1000 * figures.drain_s:.3g} ms over {figures.drain_steps:.3g} steps")
+    words = f"{' and '.join(costs)} of steps of {plain_ms:.4g} ms: {100 * figures.overhead(setting):.2g} %"
+    over = figures.overhead(setting) > rule.budget
+    total = f"; {100 * figures.total:.2g} % so far" if figures.total > rule.budget else ""
+    return f"{words}{total}, max_overhead is {100 * rule.budget:.3g} %{'' if over else ', there is room'}"
+
+
+@dataclass
+class Window:
+    """Steps of one rank that are looked at together, and the totals of its attempt."""
+
+    samples: list[Sample] = field(default_factory=list)
+    """Of a long stretch of steps without checkpoints only the first ones: they are all alike."""
+    steps: int = 0
+    snapshots: int = 0
+    """Copies in the window."""
+    window_s: float = 0.0
+    window_waited_s: float = 0.0
+    passed: int = 0
+    """Steps of the attempt."""
+    step_s: float = 0.0
+    waited_s: float = 0.0
+    looked_early: bool = False
+
+    def add(self, sample: Sample) -> None:
+        """Take a step; the first ones of an attempt are let pass."""
+        self.passed += 1
+        if self.passed <= WARM_UP_STEPS:
+            return
+        self.steps, self.snapshots = self.steps + 1, self.snapshots + sample.copied
+        self.window_s, self.window_waited_s = self.window_s + sample.step_s, self.window_waited_s + sample.waited_s
+        self.step_s, self.waited_s = self.step_s + sample.step_s, self.waited_s + sample.waited_s
+        if len(self.samples) < KEPT_SAMPLES or sample.marked or self.samples[-1].marked:
+            self.samples.append(sample)
+
+    @property
+    def early(self) -> bool:
+        """Tell whether the first snapshots of the attempt are to be looked at now; once."""
+        return not self.looked_early and self.snapshots == EARLY_SNAPSHOTS
+
+    @property
+    def full(self) -> bool:
+        """Tell whether the window is complete; the same on every rank."""
+        return self.steps >= WINDOW_STEPS and self.snapshots >= WINDOW_SNAPSHOTS
+
+    def figures(self) -> Figures:
+        """What the window says so far."""
+        drain_steps = _run_length([sample.draining for sample in self.samples])
+        slowed = self._excess(lambda sample: sample.copied, lambda sample: sample.draining)
+        per_step = self._excess(lambda sample: sample.draining, lambda sample: sample.copied)
+        return Figures(
+            step_s=self.window_s / self.steps,
+            wait_s=self.window_waited_s / max(1, self.snapshots),
+            slowed_s=slowed,
+            drain_s=per_step * drain_steps,
+            drain_steps=drain_steps,
+            total=self.waited_s / self.step_s if self.step_s > 0 else 0.0,
+        )
+
+    def _excess(self, marked: Kind, other: Kind) -> float:
+        """What marked steps take longer than the rest, compared among those that agree in the other respect."""
+        found, weight = 0.0, 0
+        for alike in (False, True):
+            steps = [sample for sample in self.samples if other(sample) == alike]
+            longer = [sample.step_s - sample.waited_s for sample in steps if marked(sample)]
+            plain = [sample.step_s - sample.waited_s for sample in steps if not marked(sample)]
+            if min(len(longer), len(plain)) >= LEAST_COMPARED:
+                found += len(longer) * excess(longer, plain)
+                weight += len(longer)
+        return found / weight if weight else 0.0
+
+    def restart(self) -> None:
+        """Begin the next window."""
+        self.samples, self.steps, self.snapshots = [], 0, 0
+        self.window_s = self.window_waited_s = 0.0
+
+
+def excess(longer: Sequence[float], plain: Sequence[float]) -> float:
+    """Return the difference of the medians; 0 while it is within the noise.
+
+    The standard error of a median of normal values is 1.2533·s/√n, s is taken from the median deviation (·1.4826).
+    """
+    difference = median(longer) - median(plain)
+    error = math.hypot(_error(longer), _error(plain))
+    return difference if difference > ERRORS * error else 0.0
+
+
+def _error(values: Sequence[float]) -> float:
+    middle = median(values)
+    return 1.2533 * 1.4826 * median(abs(value - middle) for value in values) / math.sqrt(len(values))
+
+
+def _run_length(marks: Sequence[bool]) -> float:
+    """Return how many steps a stretch of marked ones lasts: the mean of whole ones, else the longest that is seen."""
+    lengths = [(marked, len(list(steps))) for marked, steps in groupby(marks)]
+    whole = [length for marked, length in lengths[1:-1] if marked]
+    return fmean(whole) if whole else float(max((length for marked, length in lengths if marked), default=0))

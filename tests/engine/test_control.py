@@ -1,0 +1,154 @@
+"""The controller in a worker's loop: it acts, it says so, it leaves it for a restart, and no loss changes by it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.build import CPU, RUN_ID, job_spec
+
+from dtrain.engine.context import Context, StopFlag
+from dtrain.engine.control import Control, beginning
+from dtrain.engine.copier import HostMover, Item
+from dtrain.engine.parts import assemble
+from dtrain.engine.report import Reporter
+from dtrain.engine.snapshot import Cadence, Pace, Snapshots
+from dtrain.engine.step import Progress, train_step
+from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.plan import Plan, make_plan, plan_from_json
+from dtrain.planners.shards import TensorInfo
+from dtrain.specs.models import Spec
+from dtrain.tiers.heartbeat import Heartbeat
+from dtrain.tiers.jsonfile import dumps, read_lines
+from dtrain.tiers.layout import RunDir
+from dtrain.tiers.memory import MemoryDir
+
+pytestmark = pytest.mark.usefixtures("group")
+STEPS = 30
+
+
+class Slowed(HostMover):
+    """Every copy lasts well beyond its step."""
+
+    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
+        time.sleep(0.002)
+        super().move(item, position, nbytes, target)
+
+
+def planned(spec: Spec) -> Plan:
+    parameters = [TensorInfo("inner.weight", "F32", (8, 4)), TensorInfo("outer.weight", "F32", (1, 8))]
+    measured = Measured(0.01, 0.02, 0.001, 1e9)
+    return make_plan(spec, Machine(2, None, None, "cpu"), measured, parameters)
+
+
+class Loop:
+    """A worker's loop without its process."""
+
+    def __init__(self, folder: Path, memory: MemoryDir, spec: Spec, mover: HostMover | None) -> None:
+        self.run, self.spec = RunDir(folder), spec
+        folder.mkdir(exist_ok=True)
+        self.context = Context(0, 0, 1, CPU, StopFlag(), Heartbeat(memory, 0))
+        if not self.run.plan.exists():
+            self.run.plan.write_bytes(dumps(planned(spec).to_json()))
+        self.parts, self.plan = assemble(spec, self.context), self.read_plan()
+        cadence, pace = beginning(spec, self.plan)
+        self.snapshots = Snapshots(
+            self.parts.state, memory, run_id=RUN_ID, attempt=1, rank=0, world=1, device=CPU,
+            cadence=cadence, pace=pace, restored=None, alive=self.context.beat,
+        )  # fmt: skip
+        if mover is not None:
+            self.snapshots.copier.mover = mover
+        self.stored: list[int] = []
+        self.losses: list[float] = []
+
+    def read_plan(self) -> Plan:
+        return plan_from_json(json.loads(self.run.plan.read_text()))
+
+    def train(self, steps: int) -> None:
+        control = Control(self.spec, self.plan, self.run.plan, self.context, self.snapshots)
+        reporter, progress = Reporter(self.run, 1, active=True, slow_tier="disk"), Progress()
+        try:
+            for step in range(1, steps + 1):
+                started = time.perf_counter()
+                outcome = train_step(self.parts, self.context, progress, self.snapshots)
+                self.snapshots.begin(step, progress.meta(self.parts, "spec", 1), drain_busy=False)
+                for slot in self.snapshots.slots:
+                    slot.slot.drain_mark.unlink(missing_ok=True)
+                outcome.metrics["step_s"] = time.perf_counter() - started
+                self.stored += [outcome.committed.step] if outcome.committed is not None else []
+                self.losses.append(outcome.metrics["loss"])
+                control.step(step, outcome.metrics, reporter, draining=False)
+            self.snapshots.finish()
+        finally:
+            self.snapshots.close()
+
+    def adjusted(self, what: str) -> list[dict[str, Any]]:
+        return [event for event in read_lines(self.run.events) if event["event"] == "adjusted" and what in event]
+
+
+def spec_with(**changes: Any) -> Spec:
+    tiers = [{"type": "memory", "every": 1}, {"type": "disk", "every": 4}]
+    return job_spec(max_steps=STEPS, **{"tiers": tiers, "checkpoint": {"max_overhead": 0.005}, **changes})
+
+
+def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: Path, memory: MemoryDir) -> None:
+    loop = Loop(tmp_path / "slow", memory, spec_with(), Slowed())
+    loop.train(STEPS)
+    event = loop.adjusted("every")[0]
+    assert event["every"]["memory"]["from"] == 1
+    assert event["overhead"] > event["budget"] == 0.005
+    assert "max_overhead is 0.5 %" in event["reason"]
+    assert len(loop.stored) < STEPS / 2
+    assert loop.snapshots.cadence.slow % loop.snapshots.cadence.memory == 0, "disk checkpoints are snapshots too"
+    free = Loop(tmp_path / "free", memory, spec_with(checkpoint={"max_overhead": 1.0}), None)
+    free.train(STEPS)
+    assert free.adjusted("every") == []
+    assert free.stored == list(range(1, STEPS))
+    assert loop.losses == free.losses
+
+
+def test_a_restart_goes_on_with_what_was_settled_on(tmp_path: Path, memory: MemoryDir) -> None:
+    loop = Loop(tmp_path / "run", memory, spec_with(), Slowed())
+    loop.train(STEPS)
+    measured = loop.read_plan().measured
+    assert measured is not None
+    assert measured.memory_every == loop.snapshots.cadence.memory > 1
+    assert measured.overhead > 0.005
+    again = Loop(tmp_path / "run", memory, loop.spec, None)
+    assert again.snapshots.cadence == loop.snapshots.cadence
+    assert again.snapshots.pace == loop.snapshots.pace
+    again.snapshots.close()
+
+
+def test_windows_get_shares_as_long_as_they_are(tmp_path: Path, memory: MemoryDir) -> None:
+    loop = Loop(tmp_path / "run", memory, spec_with(checkpoint={"max_overhead": 1.0}), Slowed())
+    loop.snapshots.set_pace(Pace(2**20, 0, 2**20))
+    loop.train(STEPS)
+    event = loop.adjusted("pace")[0]
+    assert event["pace"]["from"] == {"forward_bytes": 2**20, "backward_bytes": 0, "slice_bytes": 2**20}
+    assert loop.snapshots.copier.slice_bytes == loop.snapshots.pace.slice_bytes < 2**20
+    passes = loop.spec.micro_batches
+    pace = loop.snapshots.pace
+    assert passes * (pace.forward_bytes + pace.backward_bytes) >= loop.plan.model.state_bytes_per_rank  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_only_auto_begins_with_steps_to_compare(auto: bool) -> None:
+    spec = spec_with(tiers=[{"type": "memory", "every": "auto" if auto else 1}, {"type": "disk", "every": "auto"}])
+    plan = planned(spec)
+    cadence, _ = beginning(spec, plan)
+    assert cadence.memory == (2 if auto and plan.tiers[0].every == 1 else plan.tiers[0].every)
+    assert isinstance(cadence, Cadence)
+
+
+def test_a_plan_of_another_job_takes_nothing_over(tmp_path: Path, memory: MemoryDir) -> None:
+    loop = Loop(tmp_path / "run", memory, spec_with(), Slowed())
+    loop.train(STEPS)
+    before = loop.read_plan()
+    assert planned(spec_with()).going_on(before).measured == before.measured
+    for other in ({"checkpoint": {"max_overhead": 0.2}}, {"tiers": [{"type": "memory", "every": 2}]}):
+        taken = planned(spec_with(**other)).going_on(before).measured
+        assert (taken is None) == ("tiers" in other), other

@@ -1,0 +1,205 @@
+"""The controller on simulated runs: what it measures, what it decides, and where it comes to rest."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from dtrain.planners.controller import (
+    CALIBRATION_EVERY,
+    EARLY_SNAPSHOTS,
+    WARM_UP_STEPS,
+    WINDOW_STEPS,
+    Figures,
+    Rule,
+    Sample,
+    Setting,
+    Window,
+    decide,
+    excess,
+    first_setting,
+)
+
+
+@dataclass
+class Machine:
+    """Steps of a run: what each costs when a copy or a drain is beside it."""
+
+    step_s: float = 0.1
+    noise: float = 0.0
+    wait_s: float = 0.0
+    slowed_s: float = 0.0
+    drain_s: float = 0.0
+    drain_steps: int = 0
+
+    def run(self, rule: Rule, steps: int, seed: int = 0) -> Run:
+        return Run(self, rule, steps, seed)
+
+
+class Run:
+    """A whole attempt under control."""
+
+    def __init__(self, machine: Machine, rule: Rule, steps: int, seed: int) -> None:
+        self.rule, self.setting, self.window = rule, first_setting(rule), Window()
+        self.settings: list[tuple[int, Setting]] = [(0, self.setting)]
+        self.reasons: list[str] = []
+        self.waited_s = self.total_s = 0.0
+        self.stored = self.drained = 0
+        drained_at, under_way, chance = -(10**9), False, random.Random(seed)
+        for step in range(1, steps + 1):
+            draining = step - drained_at <= machine.drain_steps
+            extra = machine.slowed_s * under_way + machine.drain_s * draining
+            waited_s = machine.wait_s * under_way
+            step_s = machine.step_s * (1 + chance.gauss(0, machine.noise)) + extra + waited_s
+            self.total_s, self.waited_s = self.total_s + step_s, self.waited_s + waited_s
+            self.window.add(Sample(step_s, waited_s, under_way, draining))
+            self.control(step)
+            under_way = step % self.setting.snapshots == 0
+            self.stored += under_way
+            if self.setting.slow and step % self.setting.slow == 0 and not draining:
+                drained_at, self.drained = step, self.drained + 1
+
+    def control(self, step: int) -> None:
+        early = self.window.early
+        if not (early or self.window.full):
+            return
+        self.window.looked_early |= early
+        decision = decide(self.rule, self.setting, self.window.figures(), early=early)
+        if decision is not None:
+            self.setting = decision.setting
+            self.settings.append((step, decision.setting))
+            self.reasons.append(decision.reason)
+        if not early:
+            self.window.restart()
+
+    @property
+    def overhead(self) -> float:
+        return self.waited_s / (self.total_s - self.waited_s)
+
+
+def rule(memory: int = 1, slow: int = 0, *, budget: float = 0.01, auto: str = "", **more: object) -> Rule:
+    return Rule(budget, 10_000, memory, "memory" in auto, slow, "slow" in auto, **more)  # type: ignore[arg-type]
+
+
+def test_what_costs_nothing_is_left_as_it_is() -> None:
+    for given in (rule(1, 3), rule(1), rule(0, 5), rule(4, 8, auto="slow")):
+        run = Machine(noise=0.002).run(given, 2000)
+        assert run.setting == Setting(given.memory, given.slow)
+        assert run.reasons == []
+
+
+@pytest.mark.parametrize("wait_s", [0.002, 0.01, 0.09, 0.9])
+@pytest.mark.parametrize("budget", [0.005, 0.01, 0.05])
+def test_a_tier_that_is_too_slow_is_written_less_often_and_the_whole_run_keeps_its_budget(
+    wait_s: float, budget: float
+) -> None:
+    run = Machine(noise=0.02, wait_s=wait_s).run(rule(budget=budget), 6000)
+    first_s = (WARM_UP_STEPS + EARLY_SNAPSHOTS) * wait_s
+    assert run.waited_s - first_s <= budget * (run.total_s - run.waited_s)
+    assert run.stored >= 6000 * 0.35 * budget * 0.1 / wait_s or run.stored >= 5900, "and no less often than it must"
+    if wait_s > 0.1 * budget:
+        assert "max_overhead is" in run.reasons[0]
+        assert run.setting.memory > 1
+
+
+def test_very_high_costs_are_acted_on_after_a_few_snapshots() -> None:
+    run = Machine(wait_s=0.05).run(rule(), 40)
+    (_, _), (step, setting), *_ = run.settings
+    assert step == WARM_UP_STEPS + EARLY_SNAPSHOTS
+    assert setting.memory >= 50
+
+
+def test_a_little_too_much_is_no_alarm() -> None:
+    run = Machine(wait_s=0.002).run(rule(), 40)
+    assert run.settings[1][0] == WARM_UP_STEPS + WINDOW_STEPS
+
+
+def test_an_interval_that_is_given_is_never_narrowed() -> None:
+    assert Machine().run(rule(5, 10), 500).setting == Setting(5, 10)
+    assert Machine().run(rule(5, 10, auto="memory slow"), 500).setting.memory == 1
+
+
+def test_after_a_bad_time_it_comes_back_to_what_was_given() -> None:
+    given = rule(2)
+    slow = Figures(0.1, 0.02, 0.0, 0.0, 0.0, 0.002)
+    wide = decide(given, Setting(2, 0), slow)
+    assert wide is not None
+    assert wide.setting.memory > 10
+    back = decide(given, wide.setting, Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.002))
+    assert back is not None
+    assert back.setting == Setting(2, 0)
+    assert "there is room" in back.reason
+
+
+def test_auto_begins_with_every_second_step_to_compare_and_then_takes_every_step_it_can() -> None:
+    given = rule(1, auto="memory")
+    assert first_setting(given) == Setting(CALIBRATION_EVERY, 0)
+    assert Machine(noise=0.01).run(given, 200).setting.memory == 1
+    slowed = Machine(noise=0.01, slowed_s=0.02).run(given, 3000)
+    assert 15 <= slowed.setting.memory <= 60, "0.02 s of 0.1 s steps within 1 %"
+
+
+def test_noise_alone_changes_nothing_in_the_long_run() -> None:
+    moved = [Machine(noise=0.1).run(rule(2), 1000, seed).reasons for seed in range(20)]
+    assert sum(map(len, moved)) < 20 * 1000 / WINDOW_STEPS * 0.1, "three standard errors are exceeded now and then"
+
+
+def test_the_slower_tier_gets_what_is_left_and_what_it_sustains() -> None:
+    cheap = Machine(noise=0.005, drain_s=0.0, drain_steps=3).run(rule(1, 40, auto="slow"), 4000)
+    assert cheap.setting == Setting(1, 4), "busy for three steps, at most 0.8 of the time"
+    dear = Machine(noise=0.005, drain_s=0.02, drain_steps=5).run(rule(1, 10, auto="slow"), 8000)
+    assert 80 <= dear.setting.slow <= 200, "about 0.1 s per drain of 0.1 s steps within 1 %"
+
+
+@pytest.mark.parametrize("slow", [3, 7, 10, 12])
+@pytest.mark.parametrize("further", [(), (30,), (12, 60)])
+def test_wider_intervals_fit_into_each_other_and_into_what_others_rely_on(slow: int, further: tuple[int, ...]) -> None:
+    for wait_ms in (1.1, 1.9, 2.5, 4.5, 9, 30):
+        run = Machine(wait_s=wait_ms / 1000).run(rule(1, slow, reached=further), 400)
+        setting = run.setting
+        assert setting.memory > 1
+        assert setting.slow % setting.memory == 0
+        assert setting.slow >= slow
+        assert all(step % setting.memory == 0 or setting.memory % step == 0 for step in (slow, *further))
+
+
+def test_without_a_memory_tier_the_slower_one_is_widened() -> None:
+    run = Machine(wait_s=0.05).run(rule(0, 4), 600)
+    assert run.setting.memory == 0
+    assert run.setting.slow >= 5
+    assert run.overhead <= 0.02
+
+
+def test_a_budget_of_nothing_leaves_the_widest_interval() -> None:
+    run = Machine(wait_s=0.01).run(rule(budget=0.0), 200)
+    assert run.setting.memory == 10_000
+
+
+def test_the_worst_rank_counts_whichever_figure_is_its_own() -> None:
+    given, before = rule(), Setting(1, 0)
+    fine = Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.001)
+    bad = Figures(0.1, 0.03, 0.0, 0.0, 0.0, 0.03)
+    worst = Figures(*map(max, fine.values(), bad.values()))
+    assert decide(given, before, fine) is None
+    assert decide(given, before, worst) == decide(given, before, bad)
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    chance = random.Random(1)
+    plain = [1 + chance.gauss(0, 0.05) for _ in range(8)]
+    assert excess(plain, plain) == 0.0
+    assert excess([value + 0.5 for value in plain], plain) == pytest.approx(0.5)
+    assert excess([value - 0.5 for value in plain], plain) == 0.0
+    assert excess([value + 0.01 for value in plain], plain) == 0.0
+
+
+def test_a_wide_interval_keeps_few_samples_and_tells_drains_apart() -> None:
+    window = Window()
+    for step in range(1, 50_001):
+        window.add(Sample(0.1, 0.0, step % 10_000 == 0, step % 10_000 in (1, 2, 3)))
+    assert window.steps == 50_000 - WARM_UP_STEPS
+    assert len(window.samples) < 600
+    assert window.figures().drain_steps == 3
+    assert not window.full
