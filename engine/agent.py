@@ -8,6 +8,7 @@ happened, and a new agent with a new store for every attempt.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -142,11 +143,18 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
+class _AgentLog(logging.FileHandler):
+    """What it cannot write is lost, and nobody is told: it is of use only to who looks for a fault in the agent."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is logging's
+        """Go on."""
+
+
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Keep what the agent logs out of the person's terminal; it goes to a file."""
     logger = logging.getLogger("torch.distributed")
-    handler = logging.FileHandler(path)
+    handler = _AgentLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers, propagate = logger.handlers[:], logger.propagate
     others = [
@@ -162,4 +170,5 @@ def _quiet(path: Path) -> Iterator[None]:
         logger.handlers, logger.propagate = handlers, propagate
         for other, (its_handlers, its_propagate) in kept.items():
             other.handlers, other.propagate = its_handlers, its_propagate
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()

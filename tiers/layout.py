@@ -145,7 +145,7 @@ class RunDir:
 
     def next_attempt(self) -> int:
         """Take the next attempt number: the folder made for it keeps anybody else from taking it too."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)  # not the run's folder: one that was removed stays removed
         number = self.last_attempt() + 1
         self.attempt(number).mkdir()
         return number
