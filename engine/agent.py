@@ -82,7 +82,7 @@ class StopSignals:
 
     def take_back(self) -> None:
         """Install the handlers (again): an agent leaves its own behind."""
-        for number in STOP_SIGNALS:
+        for number in _heeded():
             signal.signal(number, self._interrupt)
 
     def ignore(self) -> None:
@@ -92,6 +92,12 @@ class StopSignals:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
+
+
+def _heeded() -> list[signal.Signals]:
+    """A hangup that was ignored when we were started (nohup) stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
@@ -108,7 +114,7 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, job: Path) -> Ended:
         monitor_interval=0.1,
         logs_specs=RankLogs(run, attempt),
         local_addr="127.0.0.1",
-        signals_to_handle=",".join(number.name for number in STOP_SIGNALS),
+        signals_to_handle=",".join(number.name for number in _heeded()),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
     threads = max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node)

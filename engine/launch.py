@@ -150,6 +150,7 @@ class Launcher:
             for beat in beats:
                 end_group(beat)
             self.memory.settle()
+            self._pass_on_notes()
         hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
         return ended, hang
 
@@ -312,14 +313,17 @@ class Launcher:
 
     def _watch(self) -> None:
         """What the thread beside the agent looks after, a few times a second."""
-        for words in take_notes(self.memory.path):
-            sys.stderr.write(f"{words}\n")
+        self._pass_on_notes()
         if self._folder_is_gone():
             if not self.folder_gone:
                 self.folder_gone = True
                 os.kill(os.getpid(), signal.SIGTERM)
             return
         self.drainer.tend(self.attempt)
+
+    def _pass_on_notes(self) -> None:
+        for words in take_notes(self.memory.path):
+            sys.stderr.write(f"{words}\n")
 
     def _folder_is_gone(self) -> bool:
         try:

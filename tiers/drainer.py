@@ -215,9 +215,11 @@ def main(arguments: list[str]) -> int:
             follow(drainer)
         except TierFailed as error:
             version = error.version
-            append_event(
+            told = append_event(
                 drainer.run.events, "fault", version.step, version.attempt, rank=None, kind="tier", detail=str(error)
             )
+            if not told:  # the disk that failed the tier is that of the events
+                leave_note(drainer.memory.path, f"{error}: stopping")
             return Code.MISSING_RESOURCE
         finally:
             drainer.end()
