@@ -38,7 +38,15 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
+        for name, item in zip(_names(value), value, strict=True):
+            yield from _leaves(item, f"{path}[{name}]")
     else:
         yield path, value
+
+
+def _names(items: list[Any]) -> list[object]:
+    """Names of what is in a list: tiers go by their type, for one put in front must not make all others differ."""
+    types = [item.get("type") if isinstance(item, Mapping) else None for item in items]
+    if all(isinstance(name, str) for name in types) and len(set(types)) == len(types):
+        return list(types)
+    return list(range(len(items)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,16 @@ from ..specs.codes import Code
 from ..specs.units import parse_bytes
 from ..tiers.export import Exported
 from ..tiers.export import export as write
+from ..tiers.fence import FOLDER as CLAIMS
+from ..tiers.layout import MANIFEST, RunDir, parse_version, unfinished
 from ..tiers.lock import Locked
 from ..tiers.recovery import Opened
 from .output import document, progress, say, talk
 from .refusal import Refused, guarded
 from .stored import Held, first_readable, pick
 from .view_format import human_bytes, plural
+
+_HOLDS_CHECKPOINTS = "a place of checkpoints"
 
 
 def export(target: str, out_dir: str, max_shard: str, as_json: bool, tier: str | None = None) -> int:
@@ -35,6 +41,7 @@ def _shard_bytes(words: str) -> int:
 def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier: str | None) -> Code:
     out = Path(out_dir).resolve()
     picked = pick(target, tier)
+    _refuse_place(out, out_dir)
 
     def work(held: Held, opened: Opened) -> tuple[Held, dict[str, Any], Exported]:
         about = {"run_id": picked.stored.run_id, **_about(held, opened)}
@@ -55,6 +62,31 @@ def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier
         say(f"{name}  {human_bytes(nbytes)}")
     say(f"{plural(done.tensors, 'tensor')}, {human_bytes(done.tensor_bytes)}, state digest {done.state_digest}")
     return Code.DONE
+
+
+def _refuse_place(out: Path, out_dir: str) -> None:
+    """What lies among checkpoints is pruned, listed or resumed from as one; what lies in a run goes with it."""
+    if parse_version(unfinished(out.name) or out.name) is not None:
+        raise Refused(Code.USAGE, f"{out_dir}: {out.name} is the name of a checkpoint's folder; give another name")
+    for folder in (out, *out.parents):
+        what = _kind_of(folder) or (_HOLDS_CHECKPOINTS if folder in (out, out.parent) and _has_some(folder) else None)
+        if what is not None:
+            inside = "" if folder == out else f"inside {folder}, "
+            raise Refused(Code.USAGE, f"{out_dir}: {inside}{what}; give a folder elsewhere")
+
+
+def _kind_of(folder: Path) -> str | None:
+    run = RunDir(folder)
+    if run.run.is_file() and run.spec.is_file():
+        return "the folder of a run"
+    return _HOLDS_CHECKPOINTS if (folder / CLAIMS).is_dir() or (folder / MANIFEST).is_file() else None
+
+
+def _has_some(folder: Path) -> bool:
+    """A tier whose run has ended is claimed by nobody."""
+    with contextlib.suppress(OSError):
+        return any(parse_version(unfinished(name) or name) is not None for name in os.listdir(folder))
+    return False
 
 
 def _about(held: Held, opened: Opened) -> dict[str, Any]:

@@ -1,259 +1,29 @@
-"""The `dtrain` command: what a person can type. Each command imports its work only when it is called."""
+"""Entry point of the `dtrain` command: ready for Ctrl-C and for a closed terminal before anything large is imported."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from enum import StrEnum
-from typing import Annotated, NoReturn
+import signal
+from types import FrameType
 
-import typer
-
-from ..specs.codes import Code
-from .refusal import stop_at_once
-
-app = typer.Typer(
-    name="dtrain",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train with PyTorch from a YAML spec; every step is stored, and every fault ends in a restart.",
-)
-
-SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The job spec, a YAML file.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Replace values of the spec, such as training.optimizer.lr=1e-3."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
-
-Target = Annotated[
-    str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
-]
-
-
-class TierType(StrEnum):
-    """Types of tiers that hold checkpoints."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-    OBJECT = "object"
-
-
-WhichTier = Annotated[TierType | None, typer.Option("--tier", help="Look into this tier only.")]
-
-
-@app.command()
-def init(
-    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".",
-) -> None:
-    """Write a small commented spec that runs as it is."""
-    from .init import init as work
-
-    raise typer.Exit(work(folder))
-
-
-@app.command()
-def validate(spec: SpecPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check a spec, and nothing else."""
-    from .validate import validate as work
-
-    raise typer.Exit(work(spec, overrides or [], as_json))
-
-
-@app.command()
-def plan(
-    spec: SpecPath,
-    overrides: Overrides = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Build the model and time a few passes here; runs the spec's code.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Print what will be stored when, what it costs and what it survives; runs nothing."""
-    from .plan import plan as work
-
-    raise typer.Exit(work(spec, overrides or [], as_json, profile))
-
-
-@app.command()
-def run(
-    spec: SpecPath,
-    overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the job; only 1 so far.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is.")] = 0,
-    rendezvous: Annotated[str, typer.Option("--rendezvous", help="HOST:PORT where they meet.")] = "auto",
-    as_json: Json = False,
-) -> None:
-    """Train from the first step."""
-    from .run import run as work
-
-    stop_at_once()
-    wanted = [f"cluster.nodes={nodes}"] if nodes > 1 else []
-    wanted += [f"cluster.rendezvous={rendezvous}"] if rendezvous != "auto" else []
-    if node_rank >= nodes:
-        raise typer.BadParameter(f"--node-rank {node_rank} of {nodes} nodes: ranks begin at 0")
-    raise typer.Exit(work(spec, [*(overrides or []), *wanted], as_json))
-
-
-@app.command()
-def resume(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN_DIR|SPEC] [KEY=VALUE]...", help="Which run; without it the one under ./runs active last."
-        ),
-    ] = None,
-    start: Annotated[
-        str, typer.Option("--from", metavar="latest|STEP|PATH", help="Which checkpoint to continue from.")
-    ] = "latest",
-    as_json: Json = False,
-) -> None:
-    """Continue a run from a checkpoint; never starts from scratch."""
-    from .resume import resume as work
-
-    stop_at_once()
-    raise typer.Exit(work(arguments or [], start, as_json))
-
-
-@app.command(name="ls")
-def list_checkpoints(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
-    as_json: Json = False,
-) -> None:
-    """List the checkpoints of a run in all tiers."""
-    from .ls import ls as work
-
-    raise typer.Exit(work(run_dir, as_json))
-
-
-@app.command()
-def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
-    """Show what is in a checkpoint."""
-    from .inspect import inspect as work
-
-    raise typer.Exit(work(target, as_json, tier))
-
-
-@app.command()
-def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
-    """Read every byte of every checkpoint and check its digests."""
-    from .verify import verify as work
-
-    raise typer.Exit(work(target, as_json, tier))
-
-
-@app.command()
-def prune(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="Newest to keep; default: as the spec says.")
-    ] = None,
-    keep_every: Annotated[
-        int | None,
-        typer.Option("--keep-every", min=0, help="Keep steps that are a multiple of this too; 0: none of them."),
-    ] = None,
-    tier: WhichTier = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Delete old checkpoints by rule; never the last good one."""
-    from .prune import Wanted
-    from .prune import prune as work
-
-    raise typer.Exit(work(run_dir, Wanted(keep, keep_every, tier, dry_run), as_json))
-
-
-@app.command()
-def export(
-    target: Target,
-    out_dir: Annotated[str, typer.Argument(metavar="OUT_DIR", help="A folder that is new or empty.")],
-    max_shard: Annotated[
-        str, typer.Option("--max-shard", metavar="SIZE", help="Most bytes of tensors in a file.")
-    ] = "5GB",
-    tier: WhichTier = None,
-    as_json: Json = False,
-) -> None:
-    """Write the weights of a checkpoint as a Hugging Face folder."""
-    from .export import export as work
-
-    raise typer.Exit(work(target, out_dir, max_shard, as_json, tier))
-
-
-@app.command()
-def bench(
-    spec: SpecPath,
-    overrides: Overrides = None,
-    methods: Annotated[
-        str | None,
-        typer.Option("--methods", metavar="A,B,…", help="Which to compare with plain training; default: nearly all."),
-    ] = None,
-    blocks: Annotated[
-        int | None, typer.Option("--blocks", min=1, help="Blocks of each method; default: as many as fit, 6 to 30.")
-    ] = None,
-    steps_per_block: Annotated[
-        int | None, typer.Option("--steps-per-block", min=1, help="Timed steps in a block; default: about a second.")
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw the figures (.png, .pdf, .svg); dtrain[plot].")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure what storing every step costs here, beside torch.save and DCP."""
-    from .bench import Options
-    from .bench import bench as work
-
-    stop_at_once()
-    raise typer.Exit(work(spec, overrides or [], Options(methods, blocks, steps_per_block, plot), as_json))
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON schema of the spec, for editors."""
-    import json
-
-    from ..specs.schema import json_schema
-
-    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from .. import __version__
-
-        sys.stdout.write(f"dtrain {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options of the command itself."""
+# Nothing that takes time is imported here: until `main` runs, Ctrl-C prints a traceback.
 
 
 def main() -> None:
-    """Entry point: one line for a person's mistake, an exit code for every end."""
-    try:
+    """One line for a person's mistake, an exit code for every end."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a shell may have it ignored in the background
+        signal.signal(signal.SIGINT, _leave)
+    from .outlet import told
+
+    with told():
+        from .commands import app
+
+        signal.signal(signal.SIGINT, before)
         app()
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(Code.INTERRUPTED)
-    except BrokenPipeError:
-        sys.exit(0)
-    except SystemExit as end:
-        _leave(end)
 
 
-def _leave(end: SystemExit) -> NoReturn:
-    """Exit; without taking torch apart, module by module, where it was used: 0.3 s. Files are closed by now."""
-    if "torch" not in sys.modules or not isinstance(end.code, int):
-        raise end
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(end.code)
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Nothing has begun yet, and an import that is cut short leaves modules half made: out at once."""
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)

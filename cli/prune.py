@@ -41,6 +41,8 @@ class Done:
     pruned: Pruned
     damaged: list[Rejected]
     leftovers: list[str]
+    staying: list[str]
+    """Unfinished ones that could not be removed: somebody has put something into them."""
     nbytes: dict[Version, int]
 
     @property
@@ -62,11 +64,13 @@ class Done:
                 for bad in self.damaged
             ],
             "leftovers": self.leftovers,
+            "leftovers_kept": self.staying,
             "freed_bytes": self.freed,
         }
 
     def _version(self, version: Version) -> dict[str, Any]:
-        return {"step": version.step, "attempt": version.attempt, "bytes": self.nbytes.get(version)}
+        about = {"step": version.step, "attempt": version.attempt, "bytes": self.nbytes.get(version)}
+        return {**about, "not_ours": self.pruned.strangers.get(version, [])}
 
 
 def prune(run_dir: str, wanted: Wanted, as_json: bool) -> int:
@@ -140,17 +144,19 @@ def _claimed(tier: Tier) -> Iterator[Tier]:
 
 def _one(tier: Tier, rule: Rule, dry_run: bool) -> Done:
     leftovers = [folder for folder in tier.store.folders() if unfinished(folder) is not None]
+    staying: list[str] = []
     good, rejected = tier.scan()
     nbytes = {checkpoint.version: checkpoint.manifest.nbytes for checkpoint in good}
     writes = not dry_run and (good or leftovers)  # a claim makes the folder, and an empty place needs none
     with _claimed(tier) if writes else contextlib.nullcontext(tier) as held:
         if not dry_run:
-            leftovers = held.remove_leftovers()
+            found, leftovers = leftovers, held.remove_leftovers()
+            staying = [name for name in found if name not in leftovers]
         with progress(f"reading the newest in {tier.name}", max(nbytes.values(), default=0)) as told:
             pruned = held.prune(rule, dry_run=dry_run, told=told)
-    halves = {unfinished(folder) for folder in leftovers}
+    halves = {unfinished(folder) for folder in (*leftovers, *staying)}
     rejected = [bad for bad in rejected if bad.version.dirname not in halves]
-    return Done(tier, rule, pruned, [*rejected, *pruned.damaged], leftovers, nbytes)
+    return Done(tier, rule, pruned, [*rejected, *pruned.damaged], leftovers, staying, nbytes)
 
 
 def _tell(who: Owner, done: list[Done], unreachable: list[str], dry_run: bool, as_json: bool) -> Code:
@@ -176,10 +182,14 @@ def _print(one: Done, dry_run: bool) -> None:
     every = f" and every {one.rule.keep_every} steps" if one.rule.keep_every is not None else ""
     say(f"{one.tier.name} {one.tier.store.where}: keeps {plural(one.rule.keep, 'checkpoint')}{every}")
     for version in reversed(one.pruned.removed):
-        say(f"  {'would go' if dry_run else 'gone':12} {version}, {human_bytes(one.nbytes.get(version))}")
+        words = f"  {'would go' if dry_run else 'gone':12} {version}, {human_bytes(one.nbytes.get(version))}"
+        others = one.pruned.strangers.get(version)
+        say(f"{words}; its folder stays for what is not dtrain's: {', '.join(others)}" if others else words)
     for version in reversed(one.pruned.kept):
         say(f"  {'stays':12} {version}, {human_bytes(one.nbytes.get(version))}")
     for bad in one.damaged:
         say(f"  {'left alone':12} {bad.version}, DAMAGED: {bad.reason}")
     for name in one.leftovers:
         say(f"  {'would go' if dry_run else 'gone':12} {name}, unfinished")
+    for name in one.staying:
+        say(f"  {'stays':12} {name}, unfinished, but with something in it that is not dtrain's")

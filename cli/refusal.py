@@ -34,7 +34,8 @@ def stop_at_once() -> None:
         os._exit(Code.INTERRUPTED)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, leave)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+            signal.signal(number, leave)
 
 
 def guarded(work: Callable[[], int], as_json: bool) -> int:

@@ -121,14 +121,28 @@ def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
                 f"{target} is not the folder of a run: it has no {run.spec.name}; a run begins with dtrain run SPEC, "
                 "and one whose folder was lost goes on with dtrain resume SPEC",
             )
+        _refuse_other_place(run, overrides)
         return run, absolute(load_spec(run.spec, overrides)), target
     spec = absolute(load_spec(target, overrides))
     run = RunDir(Path(spec.output_dir).absolute())
     return run, spec, target.parent
 
 
+def _refuse_other_place(run: RunDir, overrides: list[str]) -> None:
+    """A run goes on where it is."""
+    for word in overrides:
+        key, _, place = word.partition("=")
+        if key.strip() == "output_dir" and Path(place).absolute() != run.root:
+            raise Refused(
+                Code.USAGE,
+                f"{word}: a run goes on in its own folder, {run.root}; leave output_dir out, or move that folder and "
+                "resume it where it is then",
+            )
+
+
 def _last_active() -> Path:
-    events = sorted(RUNS.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in RUNS.glob("*/events.jsonl") if path.is_file()]
+    events = sorted(found, key=lambda path: path.stat().st_mtime)
     if not events:
         raise Refused(Code.DAMAGED, f"nothing to resume from: no run under ./{RUNS}; name its folder")
     return events[-1].parent

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from ..tiers.files import open_plain
 
 LAST_BYTES = 1 << 16
 """How far from the end `last_lines` looks: some 200 lines of metrics."""
 MAX_LINE_BYTES = 1 << 22
 """A longer line is junk, whatever it holds; it keeps a runaway writer from filling this process."""
+MAX_READ_BYTES = 1 << 26
+"""Most that is read at once; the rest comes with the next call."""
 MAX_RESTARTS_IN_LINE = 64
 
 
@@ -42,11 +47,11 @@ class JsonLines:
 
     def _read(self) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(open_plain(self.path), "rb") as file:
                 if file.seek(0, 2) < self._offset:
                     self._offset, self._rest, self._overlong = 0, b"", False
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(MAX_READ_BYTES)
         except OSError:
             return b""  # not there yet, or out of reach for the moment
         self._offset += len(data)
@@ -65,10 +70,10 @@ class JsonLines:
 def last_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of the last lines of a file, oldest first, without reading all of it."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             start = max(0, file.seek(0, 2) - LAST_BYTES)
             file.seek(start)
-            data = file.read()
+            data = file.read(LAST_BYTES)
     except OSError:
         return []
     lines = data.split(b"\n")

@@ -20,8 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir
-from .tail import JsonLines, last_lines, parse_object
+from .tail import JsonLines, last_lines
 from .view_events import Level, Narrator, Note
 from .view_figures import planned_step_s
 from .view_format import for_terminal
@@ -241,8 +242,8 @@ class RunView:
         """Restarts in a row that the spec allows, or None where it cannot be read."""
         if self._max_restarts is None:
             try:
-                spec = parse_object(self._run.spec.read_bytes()) or {}
-            except OSError:
+                spec = read(self._run.spec)
+            except Unreadable:
                 return None
             cluster = spec.get("cluster")
             self._max_restarts = integer(cluster, "max_restarts") if isinstance(cluster, dict) else None

@@ -241,9 +241,9 @@ class RunState:
         if is_late(record):
             self.skipped[tier] = self.skipped.get(tier, 0) + count
             return
-        self.skipped[tier] = self.skipped.get(tier, 0) + 1
-        self.outages[tier] = count
-        self._counted[tier] = 1 if count == 1 else self._counted.get(tier, 0) + 1
+        counted = 0 if count == 1 else self._counted.get(tier, 0)
+        self.skipped[tier] = self.skipped.get(tier, 0) + max(0, count - counted)
+        self.outages[tier] = self._counted[tier] = max(count, counted)
 
     def _on_warning(self, record: Mapping[str, Any]) -> None:
         recovery = recovery_of(record)
@@ -287,7 +287,7 @@ def ends_attempt(fault: Mapping[str, Any]) -> bool:
 def is_late(skipped: Mapping[str, Any]) -> bool:
     """Tell whether a tier left something out for being slow; `left_out` is then all that the event stands for.
 
-    Otherwise something failed: there is an event for each, and `left_out` counts them up within one outage.
+    Otherwise something failed: `left_out` counts up within one outage, and not every one has an event of its own.
     """
     return _SLOW in str(skipped.get("reason"))
 

@@ -8,6 +8,7 @@ happened, and a new agent with a new store for every attempt.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -81,7 +82,7 @@ class StopSignals:
 
     def take_back(self) -> None:
         """Install the handlers (again): an agent leaves its own behind."""
-        for number in STOP_SIGNALS:
+        for number in _heeded():
             signal.signal(number, self._interrupt)
 
     def ignore(self) -> None:
@@ -91,6 +92,12 @@ class StopSignals:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
+
+
+def _heeded() -> list[signal.Signals]:
+    """A hangup that was ignored when we were started (nohup) stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str]) -> Ended:
@@ -107,7 +114,7 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str]) -> En
         monitor_interval=MONITOR_INTERVAL_S,
         logs_specs=RankLogs(run, attempt),
         local_addr="127.0.0.1",
-        signals_to_handle=",".join(number.name for number in STOP_SIGNALS),
+        signals_to_handle=",".join(number.name for number in _heeded()),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
     environment = {LAUNCHER: str(os.getpid()), "DTRAIN_ATTEMPT": str(attempt), **worker_environment(spec)}
@@ -136,11 +143,18 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
+class _AgentLog(logging.FileHandler):
+    """What it cannot write is lost, and nobody is told: it is of use only to who looks for a fault in the agent."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is logging's
+        """Go on."""
+
+
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Keep what the agent logs out of the person's terminal; it goes to a file."""
     logger = logging.getLogger("torch.distributed")
-    handler = logging.FileHandler(path)
+    handler = _AgentLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers, propagate = logger.handlers[:], logger.propagate
     others = [
@@ -156,4 +170,5 @@ def _quiet(path: Path) -> Iterator[None]:
         logger.handlers, logger.propagate = handlers, propagate
         for other, (its_handlers, its_propagate) in kept.items():
             other.handlers, other.propagate = its_handlers, its_propagate
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()

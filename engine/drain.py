@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from ..specs.codes import Code
 from ..tiers.drainer import DrainJob
@@ -69,8 +70,7 @@ class DrainerProcess:
         self._paused_until = None
         path = self.memory.path / "drainer.json"
         replace(path, self.job.to_bytes())
-        self.run.logs.mkdir(parents=True, exist_ok=True)
-        with (self.run.logs / "drainer.log").open("ab") as output:
+        with self._log() as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dtrain.tiers.drainer", str(path)],
                 stdin=subprocess.PIPE,
@@ -80,6 +80,14 @@ class DrainerProcess:
                 env={**os.environ, "DTRAIN_ATTEMPT": str(self.starts)},
             )
         self._pulse = Pulse(self._process.pid)
+
+    def _log(self) -> IO[bytes]:
+        """Where its last words go; a disk that is full is no reason to do without it."""
+        try:
+            self.run.logs.mkdir(exist_ok=True)
+            return (self.run.logs / "drainer.log").open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
 
     @property
     def running(self) -> bool:
@@ -97,7 +105,7 @@ class DrainerProcess:
         elif self._paused_until is not None:
             self._release()
             if time.monotonic() > self._paused_until:
-                self.start()
+                self._start_again(attempt)
 
     def _end_if_stuck(self, attempt: int) -> None:
         assert self._process is not None
@@ -118,12 +126,21 @@ class DrainerProcess:
         self.deaths += 1
         if self.deaths < DEATHS_IN_A_ROW:
             self._tell(attempt, f"the drainer ended with {_words(code)}; started again")
-            self.start()
+            self._start_again(attempt)
             return
+        self._pause(attempt, f"the drainer ended with {_words(code)}, {self.deaths} times in a row")
+
+    def _start_again(self, attempt: int) -> None:
+        try:
+            self.start()
+        except OSError as error:
+            self._pause(attempt, f"the drainer cannot be started again: {error}")
+
+    def _pause(self, attempt: int, why: str) -> None:
         self._tell(
             attempt,
-            f"the drainer ended with {_words(code)}, {self.deaths} times in a row: no checkpoints beyond memory for "
-            f"{PAUSE_S:.0f} s, then another try; its log is {self.run.logs / 'drainer.log'}",
+            f"{why}: no checkpoints beyond memory for {PAUSE_S:.0f} s, then another try; its log is "
+            f"{self.run.logs / 'drainer.log'}",
         )
         self._paused_until = time.monotonic() + PAUSE_S
         self._release()

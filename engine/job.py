@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from ..tiers.jsonfile import Unreadable, dumps, read, replace
 from ..tiers.layout import RunDir
+from ..tiers.memory import memory_dir
 from ..tiers.recovery import Candidate, candidate_from_json
 
 
@@ -56,13 +58,14 @@ def write_error(run: RunDir, attempt: int, rank: int, error: BaseException, exit
     """Leave a note for the launcher; `final` says that a restart would end the same way."""
     trace = "".join(traceback.format_exception(error))
     note = WorkerError(rank, type(error).__name__, str(error), trace, exit_code, final, time.time())
-    replace(run.error(attempt, rank), dumps(asdict(note)))
+    with contextlib.suppress(OSError):  # the exit code tells the launcher, if not in so many words
+        _leave(run, run.error(attempt, rank), dumps(asdict(note)))
 
 
 def read_error(run: RunDir, attempt: int, rank: int) -> WorkerError | None:
     """The note a worker left, if it did."""
     try:
-        return WorkerError(**read(run.error(attempt, rank)))
+        return WorkerError(**_left(run, run.error(attempt, rank)))
     except (Unreadable, TypeError):
         return None
 
@@ -79,12 +82,35 @@ class Result:
 
 def write_result(run: RunDir, attempt: int, result: Result) -> None:
     """Rank 0 says that the attempt ended as it should."""
-    replace(run.attempt(attempt) / "result.json", dumps(asdict(result)))
+    _leave(run, _result(run, attempt), dumps(asdict(result)))
 
 
 def read_result(run: RunDir, attempt: int) -> Result | None:
     """The result of an attempt, if it ended as it should."""
     try:
-        return Result(**read(run.attempt(attempt) / "result.json"))
+        return Result(**_left(run, _result(run, attempt)))
     except (Unreadable, TypeError):
         return None
+
+
+def _result(run: RunDir, attempt: int) -> Path:
+    return run.attempt(attempt) / "result.json"
+
+
+def _in_memory(run: RunDir, path: Path) -> Path:
+    return memory_dir(run).path / f"{path.parent.name}.{path.name}"
+
+
+def _leave(run: RunDir, path: Path, data: bytes) -> None:
+    """Write a message for the launcher; beside the snapshots in memory where the run's folder takes no more."""
+    try:
+        replace(path, data)
+    except OSError:
+        replace(_in_memory(run, path), data)
+
+
+def _left(run: RunDir, path: Path) -> dict[str, Any]:
+    try:
+        return read(path)
+    except Unreadable:
+        return read(_in_memory(run, path))

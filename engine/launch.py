@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,8 @@ from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drainer import DrainJob
 from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
-from ..tiers.jsonfile import append_event, end_last_line, read_lines
+from ..tiers.journal import take_notes
+from ..tiers.jsonfile import append_event, read_lines
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir, open_memory_dir
 from ..tiers.places import place_of, slow_tiers
@@ -71,7 +74,8 @@ class Launcher:
         job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
-        self.tier_failed = False
+        self.tier_failed = self.folder_gone = False
+        """Why the launcher itself has asked the workers to stop."""
         self.signals = StopSignals()
         self.attempt, self.attempts_used = 0, attempts_used
         self.started = time.monotonic()
@@ -85,13 +89,13 @@ class Launcher:
                 self.step_reached = candidates[0].version.step if candidates else 0
                 shutil.rmtree(self.run.spool, ignore_errors=True)
                 self.memory.forget_taken_over()
-                for lines in (self.run.metrics, self.run.events):
-                    end_last_line(lines)
                 self.drainer.start()
                 return self._attempts(candidates, skipped)
             except Interrupted as stop:
                 return self._stopped(stop.number)
             except OSError as error:
+                if self._folder_is_gone():
+                    return self._without_folder()
                 return self._outcome("failed", Code.MISSING_RESOURCE, f"the run's folder cannot be used: {error}")
             finally:
                 self._clean_up()
@@ -104,8 +108,10 @@ class Launcher:
             first = first or self.attempt
             ended, hang = self._one_attempt(candidates, skipped)
             result = read_result(self.run, self.attempt)
-            if ended.signal_number is not None:
-                return self._stopped(ended.signal_number)
+            if self._folder_is_gone():
+                return self._without_folder()
+            if self.tier_failed or ended.signal_number is not None:
+                return self._stopped(ended.signal_number or signal.SIGTERM)
             if result is not None and hang is None and not _failed_after_all(ended):
                 return self._ended(result)
             fault = hang or find_fault(self.run, self.attempt, ended, (), self.spec.world_size)
@@ -140,7 +146,7 @@ class Launcher:
             tuple(candidates), tuple(skipped),
         ).write()  # fmt: skip
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
-        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, lambda: self.drainer.tend(self.attempt))
+        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, self._watch)
         supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
         try:
             with supervisor, watch:
@@ -152,6 +158,7 @@ class Launcher:
             for beat in beats:
                 end_group(beat)
             self.memory.settle()
+            self._pass_on_notes()
         hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
         return ended, hang
 
@@ -185,10 +192,14 @@ class Launcher:
             time.sleep(0.05)
 
     def _made_progress(self) -> bool:
-        """Tell whether the attempt went further than any before it; a step repeated is no progress."""
+        """Tell whether the attempt went further than any before it; a step repeated is no progress.
+
+        The counters of the ranks know it too, where metrics.jsonl could not be written.
+        """
         before = self.step_reached
         steps = [int(line["step"]) for line in read_lines(self.run.metrics) if line.get("attempt") == self.attempt]
-        self.step_reached = max([before, *steps])
+        begun = [step for step in self.at_work.values() if step > 0]
+        self.step_reached = max([before, *steps, *(step - 1 for step in begun)])
         return self.step_reached > before
 
     def conclude(self, step: int, state_digest: str) -> Outcome:
@@ -196,7 +207,6 @@ class Launcher:
         with self.signals:
             try:
                 self.attempt = max(self.run.last_attempt(), self.attempts_used)
-                end_last_line(self.run.events)
                 self.memory.forget_taken_over()
                 self.drainer.start()
                 return self._ended(Result(step, state_digest, None, preempted=False))
@@ -227,6 +237,8 @@ class Launcher:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
         self.signals.ignore()
         name = signal.Signals(number).name
+        if self._folder_is_gone():
+            return self._without_folder()
         self._made_progress()
         if self.tier_failed:
             kept = max(self.memory.whole(), default=None)
@@ -332,6 +344,34 @@ class Launcher:
 
     def _why_only_memory(self) -> str:
         return f"{self._slow} could not be written" if self.tiers else "the spec has no slower tier"
+
+    def _watch(self) -> None:
+        """What the thread beside the agent looks after, a few times a second."""
+        self._pass_on_notes()
+        if self._folder_is_gone():
+            if not self.folder_gone:
+                self.folder_gone = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self.drainer.tend(self.attempt)
+
+    def _pass_on_notes(self) -> None:
+        for words in take_notes(self.memory.path):
+            sys.stderr.write(f"{words}\n")
+
+    def _folder_is_gone(self) -> bool:
+        try:
+            return not stat.S_ISDIR(self.run.root.stat().st_mode)
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
+
+    def _without_folder(self) -> Outcome:
+        """Nothing could find what would still be stored: all of it goes."""
+        self.signals.ignore()
+        self.drainer.stop(timeout_s=0.0)
+        self.memory.remove()
+        message = f"the run's folder {self.run.root} was removed or moved while the run went on: it has ended"
+        return self._outcome("failed", Code.MISSING_RESOURCE, message)
 
     def _stop_for_tier(self) -> None:
         """Called by the thread that watches the drainer: the run ends as by a signal, with a code of its own."""

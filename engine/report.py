@@ -33,7 +33,10 @@ class Reporter:
             return
         rate = tokens / metrics["step_s"] if tokens is not None else None
         further = {"tokens": tokens, "tokens_per_s": rate, "samples": samples}
-        append_line(self.run.metrics, {**metrics, **further, "attempt": self.attempt, "time": time.time()})
+        line = {**metrics, **further, "attempt": self.attempt, "time": time.time()}
+        lost = append_line(self.run.metrics, line)
+        if lost is not None:
+            self.event("warning", metrics["step"], detail=lost)
 
     def committed(self, version: Version | None, nbytes: int, seconds: float) -> None:
         """A snapshot is whole on every rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -25,4 +26,5 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            self._work()
+            with contextlib.suppress(OSError):  # a disk that is full or gone: the next tick tries again
+                self._work()

@@ -14,6 +14,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
+from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
@@ -22,6 +23,7 @@ from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .job import Job, Result, read_job, write_error, write_result
+from .logstream import keep_going_without_log
 from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
@@ -187,9 +189,10 @@ def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
     die_with_parent()
     prepare_signals()
     stop = StopFlag()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    keep_going_without_log()
     faults.point("worker.start")
     job = read_job(Path(arguments[0]))
+    tell_losses(lambda words: leave_note(Path(job.memory_dir), words))
     add_import_paths(*job.import_paths)
     rank = int(os.environ["RANK"])
     try:

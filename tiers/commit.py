@@ -15,15 +15,15 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from . import faults, files
 from .jsonfile import Unreadable, dumps
-from .layout import INTENT, MANIFEST, Version, is_ours, staging_name, trash_name, unfinished
+from .layout import INTENT, MANIFEST, Version, is_note, is_ours, staging_name, trash_name, unfinished
 from .store import Store
 
-_MAX_NOTE = 65536
+_MAX_NOTE = 4 * 2**20  # names of some hundred thousand shards
 _TOKEN = secrets.token_hex(8)
 Check = Callable[[], None]
 """Raises when this writer has been fenced out; called right before a change that others see."""
@@ -41,8 +41,8 @@ class Commit(Protocol):
     def abandon(self, version: Version) -> None:
         """Remove what `begin` and whatever followed it have made."""
 
-    def remove(self, version: Version, check: Check) -> None:
-        """Delete a checkpoint."""
+    def remove(self, version: Version, listed: Collection[str], check: Check) -> None:
+        """Delete a checkpoint with the files that its manifest lists, and nothing else that lies there."""
 
 
 def commit_of(store: Store) -> Commit:
@@ -55,8 +55,28 @@ def ours(store: Store, folder: str) -> list[str]:
     return sorted(filter(_is_ours, store.files(folder)), key=lambda name: (name != MANIFEST, name))
 
 
+def strangers(store: Store, folder: str, listed: Collection[str]) -> list[str]:
+    """What lies in the folder of a checkpoint and is none of it: a manifest lists its shards."""
+    return [name for name in store.names(folder) if not _belongs(name, listed)]
+
+
+def is_somebodys(store: Store, folder: str) -> bool:
+    """Tell whether a folder named like a checkpoint holds something, but nothing of ours."""
+    names = store.names(folder)
+    return bool(names) and not any(map(_is_ours, names))
+
+
+def _belongs(name: str, listed: Collection[str] | None) -> bool:
+    """A shard of the manifest (None: any shard), or a name of ours for what is no shard or is not finished."""
+    final = files.final_name(name)
+    return _is_ours(name) if listed is None or final != name else final in listed or is_note(final)
+
+
 def clean(store: Store, note: str) -> bool:
-    """End an unfinished write or delete that a folder called `note` stands for; False when it is not one of ours."""
+    """End the unfinished write or delete that a folder called `note` stands for; False when the folder stays.
+
+    It does when it is not one of ours, or somebody else has put something into it.
+    """
     folder = unfinished(note)
     if folder is None:
         return False
@@ -65,13 +85,24 @@ def clean(store: Store, note: str) -> bool:
             store.delete(folder, [name for name in ours(store, folder) if files.final_name(name) != name])
             store.sync(folder)  # who gave the manifest its name may have died before that was durable
         else:
-            _empty(store, folder)
+            listed = _said(store, note).get("files")
+            _empty(store, folder, listed if isinstance(listed, list) else None)
     store.delete(note, ours(store, note))
-    return True
+    return not store.names(note)
 
 
-def _note(version: Version) -> bytes:
-    return dumps({"folder": version.dirname, "writer": _writer()})
+def _note(version: Version, listed: Collection[str] | None = None) -> bytes:
+    """With `listed`, the delete of a checkpoint with these files; else a write, whose files are not known yet."""
+    about = {"folder": version.dirname, "writer": _writer()}
+    return dumps(about if listed is None else {**about, "files": sorted(listed)})
+
+
+def _said(store: Store, note: str) -> dict[str, Any]:
+    """What a note says; nothing when it cannot be read."""
+    with contextlib.suppress(FileNotFoundError, ValueError, Unreadable):
+        said = json.loads(store.read(note, INTENT, _MAX_NOTE))
+        return said if isinstance(said, dict) else {}
+    return {}
 
 
 def _writer() -> str:
@@ -83,14 +114,14 @@ def _is_ours(name: str) -> bool:
     return is_ours(files.final_name(name))
 
 
-def _empty(store: Store, folder: str) -> None:
-    """Delete what is ours in a folder, durably, also when a file of somebody's keeps it there.
+def _empty(store: Store, folder: str, listed: Collection[str] | None = None) -> None:
+    """Delete what is ours in a folder, durably, also when a file of somebody's keeps it there; of shards the `listed`.
 
     The manifest goes durably before the rest: it is never there without all the files.
     """
     store.delete(folder, [MANIFEST])
     _sync(store, folder)
-    store.delete(folder, ours(store, folder))
+    store.delete(folder, [name for name in ours(store, folder) if _belongs(name, listed)])
     _sync(store, folder)
     store.sync()
 
@@ -146,11 +177,10 @@ class ByRename:
         staging = staging_name(version.dirname)
         self.store.delete(staging, ours(self.store, staging))
 
-    def remove(self, version: Version, check: Check) -> None:
+    def remove(self, version: Version, listed: Collection[str], check: Check) -> None:
         """Move aside, then delete; a folder with other people's files in it is emptied where it is."""
-        names = self.store.files(version.dirname)
-        if not all(map(_is_ours, names)):
-            ByManifest(self.store).remove(version, check)
+        if strangers(self.store, version.dirname, listed):
+            ByManifest(self.store).remove(version, listed, check)
             return
         self._move_away(version, check)
 
@@ -200,25 +230,19 @@ class ByManifest:
     def abandon(self, version: Version) -> None:
         """Files first, the note last; nothing when the note is that of somebody who has taken the place over."""
         note = staging_name(version.dirname)
-        if self._writer_of(note) == _writer():
+        if _said(self.store, note).get("writer") == _writer():
             _empty(self.store, version.dirname)
             self.store.delete(note, [INTENT])
 
-    def _writer_of(self, note: str) -> object:
-        with contextlib.suppress(FileNotFoundError, ValueError, Unreadable):
-            said = json.loads(self.store.read(note, INTENT, _MAX_NOTE))
-            return said.get("writer") if isinstance(said, dict) else None
-        return None
-
-    def remove(self, version: Version, check: Check) -> None:
+    def remove(self, version: Version, listed: Collection[str], check: Check) -> None:
         """Note, manifest, files, note."""
         note = trash_name(version.dirname)
         check()
         if INTENT not in self.store.files(note):
-            self.store.create(note, INTENT, _note(version))
+            self.store.create(note, INTENT, _note(version, listed))
         self.store.sync(note)  # it may be there from a try that failed before it was durable
         self.store.sync()
         faults.point("prune.renamed", version.step)
         check()
-        _empty(self.store, version.dirname)
+        _empty(self.store, version.dirname, listed)
         self.store.delete(note, [INTENT])

@@ -57,6 +57,13 @@ class DirectoryStore:
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
+    def names(self, folder: str) -> list[str]:
+        """Names of all entries: files, links, folders, pipes."""
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def read(self, folder: str, name: str, max_bytes: int) -> bytes:
         """A small file whole."""
         path = self.root / folder / name

@@ -29,6 +29,7 @@ from .fence import Fenced, Taken
 from .follower import Follower
 from .gather import Part, gather, gather_part
 from .heartbeat import end_group, read_heartbeats
+from .journal import leave_note, tell_losses
 from .jsonfile import append_event, dumps, read
 from .layout import RunDir, Version
 from .lock import FileLock
@@ -93,10 +94,10 @@ class Drainer:
             self.follower.start()
             self._follow_newest(only_due=True)
 
-    def release(self) -> None:
-        """Give the places back."""
+    def end(self) -> None:
+        """Tell what is still to be told, and give the places back."""
         for writer in self.writers:
-            writer.release()
+            writer.end()
 
     def next_version(self) -> Version | None:
         """The oldest version that every rank has pinned."""
@@ -220,18 +221,21 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # it ends through its pipe, so that it never leaves work half done
     step_back()
     drainer = Drainer(drain_job_from_json(read(Path(arguments[0]))))
+    tell_losses(lambda words: leave_note(drainer.memory.path, words))
     with FileLock(drainer.memory.drainer_lock, timeout_s=60):
         try:
             drainer.start()
             follow(drainer)
         except TierFailed as error:
             version = error.version
-            append_event(
+            told = append_event(
                 drainer.run.events, "fault", version.step, version.attempt, rank=None, kind="tier", detail=str(error)
             )
+            if not told:  # the disk that failed the tier is that of the events
+                leave_note(drainer.memory.path, f"{error}: stopping")
             return Code.MISSING_RESOURCE
         finally:
-            drainer.release()
+            drainer.end()
     return 0
 
 

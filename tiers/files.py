@@ -155,3 +155,12 @@ def open_plain(path: Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor
+
+
+def read_plain(path: Path, max_bytes: int) -> bytes:
+    """A regular file whole; whatever else has this name, and one that is larger, is refused. Raises OSError."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", str(path))
+    return data

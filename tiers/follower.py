@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from .health import is_power_of_two
 from .jsonfile import Unreadable, append_event
 from .layout import Version
 from .manifest import Manifest
@@ -27,6 +28,9 @@ class Follower:
         self._waiting: Version | None = None
         self._under_way: Version | None = None
         self._ending = False
+        self._untold = (Version(0, 0), 0)
+        """The last checkpoint that a newer one overtook, and how many since that was told."""
+        self._in_a_row = 0
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"dtrain-{target.name}", daemon=True)
@@ -44,12 +48,24 @@ class Follower:
         with self._changed:
             overtaken, self._waiting = self._waiting, version
             self._changed.notify()
-        if overtaken not in (None, version):
-            assert overtaken is not None
-            append_event(
-                self.target.run.events, "skipped", overtaken.step, overtaken.attempt, tier=self.target.name,
-                reason="the tier is slower than its interval: a newer checkpoint goes first", left_out=1,
-            )  # fmt: skip
+        if overtaken is None:
+            self._in_time()
+        elif overtaken != version:
+            self._untold, self._in_a_row = (overtaken, self._untold[1] + 1), self._in_a_row + 1
+            if is_power_of_two(self._in_a_row):
+                self._tell_overtaken()
+
+    def _in_time(self) -> None:
+        self._in_a_row = 0
+        if self._untold[1]:
+            self._tell_overtaken()
+
+    def _tell_overtaken(self) -> None:
+        (version, count), self._untold = self._untold, (Version(0, 0), 0)
+        append_event(
+            self.target.run.events, "skipped", version.step, version.attempt, tier=self.target.name,
+            reason="the tier is slower than its interval: a newer checkpoint goes first", left_out=count,
+        )  # fmt: skip
 
     def spared(self) -> set[Version]:
         """Versions that the source must not delete yet."""
@@ -67,6 +83,7 @@ class Follower:
             self._ending = True
             self._changed.notify()
         self._thread.join()
+        self._in_time()
 
     def _run(self) -> None:
         while (version := self._next()) is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from .commit import is_somebodys
 from .directory import DirectoryStore
 from .jsonfile import Unreadable
 from .layout import MANIFEST, Version, parse_version
@@ -60,7 +61,7 @@ def _map(tier: Tier, versions: Iterable[Version]) -> list[Glance | Rejected | No
 
 
 def _look(tier: Tier, version: Version) -> Glance | Rejected | None:
-    """One folder; None for another run's checkpoint."""
+    """One folder; None for another run's checkpoint, and for what is none."""
     folder, where = version.dirname, tier.store.where
     try:
         head = _head(_manifest(tier, folder), folder, where)
@@ -71,6 +72,8 @@ def _look(tier: Tier, version: Version) -> Glance | Rejected | None:
                 is_there = f"{sizes[name]} bytes, should be {info['bytes']}" if name in sizes else "missing"
                 raise Unreadable(f"{where}/{folder}/{name}: {is_there}")
     except Unreadable as error:
+        if is_somebodys(tier.store, folder):
+            return None
         return Rejected(tier.name, f"{where}/{folder}", version, str(error))
     if tier.run_id not in (None, head["run_id"]):
         return None

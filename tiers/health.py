@@ -34,8 +34,18 @@ class Health:
         """A checkpoint was left out without a try."""
         self.left_out += 1
 
+    @property
+    def worth_telling(self) -> bool:
+        """Tell whether the checkpoint left out last is the first, second, fourth, … of the outage."""
+        return is_power_of_two(self.left_out)
+
     def worked(self) -> int:
         """A try has worked; returns how many checkpoints were left out since the last one that did."""
         left_out, self.left_out = self.left_out, 0
         self.failures, self._again_at = 0, 0.0
         return left_out
+
+
+def is_power_of_two(count: int) -> bool:
+    """What repeats is told at doubling distances: a line for each would fill a disk that is full already."""
+    return count > 0 and count & (count - 1) == 0

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .files import read_plain
+from .journal import journal, read_tail
+
 MAX_BYTES = 256 * 2**20
 
 
@@ -37,13 +40,9 @@ def replace(path: Path, data: bytes) -> None:
 def read(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read a JSON object; raises Unreadable with the reason."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(max_bytes + 1)
+        data = read_plain(path, max_bytes)
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror or error}") from error
-    if len(data) > max_bytes:
-        raise Unreadable(f"{path}: larger than {max_bytes} bytes")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -53,37 +52,29 @@ def read(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     return value
 
 
-def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one line in a single write, so that lines of several processes never mix."""
-    data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+def append_line(path: Path, value: dict[str, Any]) -> str | None:
+    """Append one line; one that cannot be written is counted. Returns what is to be told of lines lost before it."""
+    return journal(path).append(json.dumps(value, separators=(",", ":")).encode())
 
 
-def end_last_line(path: Path) -> None:
-    """After a crash in the middle of a line: end it, so that the next one is not glued to it."""
-    if path.exists() and (data := path.read_bytes()) and not data.endswith(b"\n"):
-        with path.open("ab") as file:
-            file.write(b"\n")
-
-
-def append_event(path: Path, event: str, step: int | None, attempt: int, /, **details: object) -> None:
-    """Append one line to events.jsonl."""
-    append_line(path, {"event": event, "step": step, "attempt": attempt, **details, "time": time.time()})
+def append_event(path: Path, event: str, step: int | None, attempt: int, /, **details: object) -> bool:
+    """Append one line to events.jsonl; False when it cannot be written, which is told (see `journal`)."""
+    lost = append_line(path, {"event": event, "step": step, "attempt": attempt, **details, "time": time.time()})
+    if lost is not None:
+        append_event(path, "warning", step, attempt, detail=lost)
+    return not journal(path).lost
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return all whole lines that are JSON objects; a missing file has none."""
-    if not path.exists():
-        return []
+    """Return the whole lines that are JSON objects, of a very long file those near its end; a missing file has none.
+
+    Raises OSError for what is no plain file.
+    """
     lines = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_tail(path):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             lines.append(value)

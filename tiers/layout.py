@@ -57,7 +57,12 @@ def unfinished(dirname: str) -> str | None:
 
 def is_ours(name: str) -> bool:
     """Tell whether a file in a checkpoint's folder has one of the names that dtrain gives."""
-    return name in (MANIFEST, INTENT) or any(form.fullmatch(name) for form in (_SHARD, _PART))
+    return is_note(name) or _SHARD.fullmatch(name) is not None
+
+
+def is_note(name: str) -> bool:
+    """Tell whether a file in a checkpoint's folder has a name that dtrain gives to what is no shard."""
+    return name in (MANIFEST, INTENT) or _PART.fullmatch(name) is not None
 
 
 def part_name(node: int) -> str:
@@ -150,7 +155,7 @@ class RunDir:
 
     def next_attempt(self, used: int = 0) -> int:
         """Take the number after all that have a log, and after `used`; its folder keeps anybody else from taking it."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)  # not the run's folder: one that was removed stays removed
         number = max(self.last_attempt(), used) + 1
         self.attempt(number).mkdir()
         return number

@@ -89,6 +89,12 @@ class ObjectStore:
         listed = self._ask("object.list", folder, lambda: self._library.list_with_delimiter(self._store, folder))
         return {item["path"].rpartition("/")[2]: int(item["size"]) for item in listed["objects"]}
 
+    def names(self, folder: str) -> list[str]:
+        """Names of the objects directly below a folder, and of what looks like folders in it."""
+        listed = self._ask("object.list", folder, lambda: self._library.list_with_delimiter(self._store, folder))
+        paths = [*(item["path"] for item in listed["objects"]), *(one.rstrip("/") for one in listed["common_prefixes"])]
+        return sorted(path.rpartition("/")[2] for path in paths)
+
     def read(self, folder: str, name: str, max_bytes: int) -> bytes:
         """A small object whole."""
         key = f"{folder}/{name}"

@@ -37,6 +37,9 @@ class Store(Protocol):
     def files(self, folder: str) -> dict[str, int]:
         """Bytes of each file in a folder; {} when there is no such folder."""
 
+    def names(self, folder: str) -> list[str]:
+        """Names of all that is in a folder, whatever it is; [] when there is no such folder."""
+
     def read(self, folder: str, name: str, max_bytes: int) -> bytes:
         """A small file whole. Raises FileNotFoundError, and Unreadable when it is larger than `max_bytes`."""
 

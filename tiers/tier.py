@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import faults
-from .commit import Commit, clean, commit_of
+from .commit import Commit, clean, commit_of, is_somebodys, strangers
 from .directory import DirectoryStore
 from .fence import Fence, Fenced, Taken, claim, refuse_copy, refuse_other
 from .jsonfile import Unreadable
@@ -94,6 +94,8 @@ class Pruned:
     removed: list[Version]
     kept: list[Version]
     damaged: list[Rejected]
+    strangers: dict[Version, list[str]] = field(default_factory=dict)
+    """What is not dtrain's in the folder of a removed checkpoint, and stays there with the folder."""
 
 
 class Tier:
@@ -174,6 +176,8 @@ class Tier:
             try:
                 checkpoint = self._look_into(folder)
             except Unreadable as error:
+                if is_somebodys(self.store, folder):
+                    continue
                 bad.append(Rejected(self.name, f"{self.store.where}/{folder}", version, str(error)))
                 continue
             if self._is_mine(checkpoint):
@@ -346,12 +350,17 @@ class Tier:
                 damaged.append(Rejected(self.name, mine.pop(newest).where, newest, str(error)))
         kept = rule.kept(mine)
         removed = [version for version in sorted(mine) if version not in kept and version not in spared]
-        for version in [] if dry_run else removed:
-            self.commit.remove(version, self.check_fence)
-        return Pruned(removed, sorted(mine.keys() - set(removed)), damaged)
+        others: dict[Version, list[str]] = {}
+        for version in removed:
+            listed = mine[version].manifest.files
+            if found := strangers(self.store, version.dirname, listed):
+                others[version] = found
+            if not dry_run:
+                self.commit.remove(version, listed, self.check_fence)
+        return Pruned(removed, sorted(mine.keys() - set(removed)), damaged, others)
 
     def remove_leftovers(self) -> list[str]:
-        """Remove unfinished writes and deletes of ours; call only while nobody else writes here.
+        """Remove unfinished writes and deletes of ours; call only while nobody else writes here. Returns what is gone.
 
         Ends early when our fence falls: from then on they may be somebody's work.
         """
@@ -360,8 +369,8 @@ class Tier:
             if unfinished(folder) is not None:
                 if self.fence is not None and not self.fence.stands():
                     break
-                clean(self.store, folder)
-                cleaned.append(folder)
+                if clean(self.store, folder):
+                    cleaned.append(folder)
         return cleaned
 
     def lock(self) -> FolderLock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ class Writer:
         self._known: set[Version] | None = None
         """What was there at the first claim, and what we tried to add."""
         self._above = 0
+        self._untold: tuple[Version, str, int] | None = None
 
     @property
     def name(self) -> str:
@@ -88,7 +90,12 @@ class Writer:
         return self.job.place.type
 
     def open(self) -> Tier:
-        """Claim the place and clear up what an earlier writer left. Raises OSError, Taken, Fenced."""
+        """Claim the place and clear up what an earlier writer left. Raises OSError, Taken, Fenced.
+
+        A place in the run's folder is not made again when that folder was removed.
+        """
+        if Path(self.job.place.url).is_relative_to(self.run.root) and not self.run.root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.run.root))
         if self._tier is None:
             tier = open_tier(self.job.place, self.run_id, self.run.spool, self.run.root)
             if self.group.leads and not self.closed:
@@ -146,7 +153,7 @@ class Writer:
             return False
         if not last and not self.health.ready(time.monotonic()):
             self.health.passed_over()
-            self._skipped(version, "the tier failed before and is not tried again yet", self.health.left_out)
+            self._left_out(version, "the tier failed before and is not tried again yet")
             return False
         try:
             try:
@@ -206,7 +213,7 @@ class Writer:
             "committed", manifest.version, tier=self.name, bytes=manifest.nbytes, seconds=seconds,
             bytes_per_s=manifest.nbytes / seconds if seconds > 0 else None, path=checkpoint.where,
         )  # fmt: skip
-        left_out = self.health.worked()
+        left_out, self._untold = self.health.worked(), None
         if left_out:
             self._tell(
                 "warning", manifest.version,
@@ -218,7 +225,7 @@ class Writer:
             self._skipped(version, _words(error))
             return
         self.health.failed(time.monotonic())
-        self._skipped(version, f"{_words(error)}{self._room()}", self.health.left_out)
+        self._left_out(version, f"{_words(error)}{self._room()}")
         if self.job.on_failure == "stop":
             words = f"the {self.name} tier failed and its on_failure is stop: {_words(error)}{self._room()}"
             raise TierFailed(words, version)
@@ -243,8 +250,20 @@ class Writer:
             return
         self.verified &= set(pruned.kept)
 
+    def end(self) -> None:
+        """Nothing more comes: tell of what was left out last, if it was not told yet, and give the place back."""
+        if self._untold is not None:
+            self._skipped(*self._untold)
+        self.release()
+
+    def _left_out(self, version: Version, reason: str) -> None:
+        self._untold = (version, reason, self.health.left_out)
+        if self.health.worth_telling:
+            self._skipped(*self._untold)
+
     def _skipped(self, version: Version, reason: str, left_out: int = 1) -> None:
         """`left_out` counts within one outage: what follows the first needs no person's eye."""
+        self._untold = None
         self._tell("skipped", version, tier=self.name, reason=reason, left_out=left_out)
 
     def _tell(self, event: str, version: Version, **details: object) -> None:

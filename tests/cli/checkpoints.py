@@ -10,7 +10,7 @@ from typing import Any
 from tests.tiers.build import RUN_ID, Place, snapshot
 from typer.testing import CliRunner
 
-from dtrain.cli.main import app
+from dtrain.cli.commands import app
 from dtrain.specs.load import spec_from_json, spec_to_json
 from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, replace

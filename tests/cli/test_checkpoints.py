@@ -185,9 +185,20 @@ def test_inspect_shows_what_has_changed_in_the_spec_since(run: Run) -> None:
 
 
 def test_a_difference_goes_to_the_leaves() -> None:
-    then = {"a": {"b": [1, 2], "c": 1}, "tiers": [{"type": "memory"}, {"keep": 3}], "output_dir": "x"}
-    now = {"a": {"b": [1, 3], "c": 1}, "tiers": [{"type": "memory"}], "output_dir": "y"}
+    then = {"a": {"b": [1, 2], "c": 1}, "tiers": [{"every": 1}, {"keep": 3}], "output_dir": "x"}
+    now = {"a": {"b": [1, 3], "c": 1}, "tiers": [{"every": 1}], "output_dir": "y"}
     assert [str(change) for change in changes(then, now)] == ["a.b: [1, 2] → [1, 3]", "tiers[1].keep: 3 → None"]
+
+
+def test_tiers_are_compared_by_their_type() -> None:
+    disk = {"type": "disk", "keep": 3, "every": 10}
+    then = {"tiers": [disk, {"type": "object", "url": "s3://a"}]}
+    now = {"tiers": [{"type": "memory", "every": 1}, {**disk, "keep": 4}, {"type": "object", "url": "s3://a"}]}
+    assert [str(change) for change in changes(then, now)] == [
+        "tiers[disk].keep: 3 → 4",
+        "tiers[memory].every: None → 1",
+        "tiers[memory].type: None → memory",
+    ]
 
 
 def test_a_target_is_a_run_a_step_latest_or_a_folder(run: Run, tmp_path: Path) -> None:
@@ -230,7 +241,7 @@ def test_a_run_may_have_an_at_sign_in_its_name(tmp_path: Path, monkeypatch: pyte
 def test_a_target_that_is_not_there_is_one_line(run: Run, command: str, suffix: str, code: int, words: str) -> None:
     run.store(10)
     run.store(20)
-    more = [run.run.root / "out"] if command == "export" else []
+    more = [run.bucket.parent / "out"] if command == "export" else []
     ended = dtrain(command, f"{run.run.root}{suffix}", *more, "--json")
     assert ended.code == code
     assert words in one_line(ended)

@@ -68,7 +68,9 @@ def test_the_next_one_is_taken_when_the_newest_is_damaged_and_it_is_said(run: Ru
 
 def test_a_folder_with_something_in_it_is_2_with_a_remedy(run: Run, tmp_path: Path) -> None:
     run.store(10)
-    ended = dtrain("export", run.run.root, run.run.root)
+    (run.bucket.parent / "full").mkdir()
+    (run.bucket.parent / "full" / "mine.txt").touch()
+    ended = dtrain("export", run.run.root, run.bucket.parent / "full")
     assert ended.code == 2
     assert "give another folder" in ended.err
     assert ended.err.count("\n") == 1
@@ -110,3 +112,34 @@ def test_two_exports_into_one_folder_are_not_mixed(run: Run, tmp_path: Path) -> 
         ended = dtrain("export", run.run.root, tmp_path / "out")
     assert ended.code == 69
     assert "another export" in ended.err
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "elsewhere/step-0000000012.a0001",
+        "elsewhere/.tmp-step-0000000012.a0001",
+        "run/weights",
+        "run/logs/deep/weights",
+        "run/checkpoints/weights",
+        "run/checkpoints/step-0000000010.a0001/weights",
+        "bucket/weights",
+    ],
+)
+def test_nothing_is_exported_to_where_checkpoints_and_runs_are(run: Run, place: str) -> None:
+    run.store(10)
+    run.store_object(10)
+    run.run.run.exists() or run.run.run.write_text("{}")
+    roots = {"run": run.run.root, "bucket": run.bucket, "elsewhere": run.bucket.parent / "elsewhere"}
+    first, _, rest = place.partition("/")
+    out = roots[first] / rest.replace("checkpoints", run.root.name)
+    ended = dtrain("export", run.run.root, out)
+    assert ended.code == 2, ended.err
+    assert str(out) in ended.err
+    assert not out.exists()
+
+
+def test_a_copy_of_a_checkpoint_is_exported_beside_its_folder(run: Run, tmp_path: Path) -> None:
+    """The parent of a place of checkpoints is none."""
+    folder = run.store(10)
+    assert dtrain("export", folder, tmp_path / "weights").code == 0

@@ -160,6 +160,71 @@ def test_unfinished_writes_go_and_strangers_stay(run: Run) -> None:
     assert [path.name for path in (run.root / "step-0000000010.a0001").iterdir()] == ["mine.txt"]
 
 
+def put_in(folder: Path, kind: str) -> Path:
+    """Something of a person's own, under a name that could be dtrain's or not."""
+    path = folder / {"shard": "rank-00077.safetensors", "part": "rank-00001.safetensors.bak"}.get(kind, kind)
+    if kind == "folder":
+        path.mkdir()
+        (path / "rank-00000.safetensors").write_text("keep me")
+    elif kind == "link":
+        path.symlink_to(folder / "rank-00000.safetensors")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("keep me")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["shard", "part", "notes.txt", "folder", "link", "pipe"])
+@pytest.mark.parametrize("tier", ["disk", "object"])
+def test_only_what_the_manifest_lists_goes_and_the_report_is_true(run: Run, tier: str, kind: str) -> None:
+    place = run.root if tier == "disk" else run.bucket
+    for step in (10, 20, 30):
+        run.store(step) if tier == "disk" else run.store_object(step)
+    mine = put_in(place / "step-0000000010.a0001", kind)
+    for words in (["--dry-run"], []):
+        ended = dtrain("prune", run.run.root, "--tier", tier, "--keep", 1, "--json", *words)
+        (told,) = ended.document["tiers"]
+        assert {one["step"]: one["not_ours"] for one in told["removed"]} == {10: [mine.name], 20: []}
+    assert os.path.lexists(mine)
+    assert os.listdir(mine.parent) == [mine.name]
+    assert sorted(path.name for path in place.iterdir()) == [mine.parent.name, "step-0000000030.a0001"]
+    assert dtrain("prune", run.run.root).code == 0, "what is left is nobody's checkpoint, or one that is let alone"
+    assert os.path.lexists(mine)
+
+
+def test_a_delete_that_was_cut_is_ended_without_what_the_manifest_did_not_list(run: Run) -> None:
+    folder = run.store_object(10)
+    run.store_object(20)
+    mine = put_in(folder, "shard")
+    listed = [path.name for path in folder.glob("rank-0000*")]
+
+    def cut(name: str, where: str, detail: object) -> None:
+        if name == "disk.unlink" and where.endswith("rank-00001.safetensors"):
+            raise KeyboardInterrupt
+
+    before = faults.watch(cut)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.object.commit.remove(Version(1, 10), listed, lambda: None)
+    finally:
+        faults.watch(before)
+    assert (folder / "rank-00001.safetensors").exists()
+    assert dtrain("prune", run.run.root, "--tier", "object").code == 0
+    assert os.listdir(folder) == [mine.name]
+
+
+def test_an_unfinished_folder_that_stays_is_not_called_gone(run: Run) -> None:
+    run.store(10)
+    trash = run.root / ".trash-step-0000000005.a0001"
+    trash.mkdir()
+    put_in(trash, "notes.txt")
+    ended = dtrain("prune", run.run.root, "--tier", "disk")
+    assert f"stays        {trash.name}" in ended.out
+    assert f"gone         {trash.name}" not in ended.out
+    assert trash.exists()
+
+
 def test_a_run_without_checkpoints_is_left_as_it_is(run: Run) -> None:
     ended = dtrain("prune", run.run.root)
     assert ended.code == 0

@@ -116,7 +116,7 @@ def test_what_a_live_run_drops_meanwhile_is_no_damage(run: Run, tier: str, monke
                 slot.invalidate()
                 slot.file.write_bytes(b"the next step")
         if opened.candidate.tier == tier == "disk":
-            run.disk.commit.remove(opened.candidate.version, lambda: None)
+            run.disk.commit.remove(opened.candidate.version, opened.meta["files"], lambda: None)
         check(opened, told)
 
     monkeypatch.setattr(command, "check", dropped_first)

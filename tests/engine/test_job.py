@@ -23,6 +23,7 @@ from dtrain.tiers.store import Place
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run with ünusual name")
+    made.root.mkdir()
     assert made.next_attempt() == 1
     return made
 

@@ -29,6 +29,9 @@ class FakeStore:
     def files(self, folder: str) -> dict[str, int]:
         return {name: len(data) for name, data in self.content.get(folder, {}).items()}
 
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.content.get(folder, {}))
+
     def read(self, folder: str, name: str, max_bytes: int) -> bytes:
         faults.operation("disk.read", self._at(folder, name))
         data = self._get(folder, name)

@@ -39,6 +39,9 @@ class LateListings:
         self.listings += 1
         return self._shown(folder)
 
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.files(folder))
+
     def _shown(self, folder: str) -> dict[str, int]:
         shown = dict(self.store.files(folder))
         for (where, name), (since, before) in self._changed.items():
