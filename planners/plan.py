@@ -132,7 +132,7 @@ def _storage(known: Known) -> Storage:
     return Storage(
         bytes_per_s=known.bytes_per_s,
         copy_s=copy_s,
-        load=shard / windows.capacity_bytes,
+        load=shard / windows.capacity_bytes if windows.capacity_bytes > 0 else None,
         pace=windows.pace(shard),
         capacity_bytes=windows.capacity_bytes,
         gradients_s=windows.gradients_s,
