@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from dtrain.engine.copier import Copier, HostMover, Item
+from dtrain.engine.copier import Copier, HostMover, Item, streaming
 from dtrain.engine.finite import FLOATS, Floats
 
 PAIRS = 20
@@ -57,4 +57,8 @@ def shared_memory(nbytes: int) -> mmap.mmap:
 
 
 if __name__ == "__main__":
+    if as_worker := streaming(os.environ):  # read by the C library when a process starts
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.benchmarks.copier", *sys.argv[1:]], os.environ | as_worker
+        )
     main(*map(int, sys.argv[1:3]))
