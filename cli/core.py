@@ -71,8 +71,8 @@ def quickest(work: Callable[[], object]) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round to five steps per power of ten, so that the same machine gives the same plan every time."""
-    return float(10 ** (round(5 * math.log10(value)) / 5))
+    """Round to ten steps per power of ten, so that the same machine gives the same plan every time."""
+    return float(10 ** (round(10 * math.log10(value)) / 10))
 
 
 if __name__ == "__main__":

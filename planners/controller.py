@@ -7,7 +7,8 @@ of t seconds it is affordable every k steps when c/(k·t) is at most the budget,
     k = ceil(c / (budget · t))
 
 An interval that the spec gives is a lower bound: the run may store less often than asked, when the budget leaves it no
-choice, but never more often. One that is `auto` goes both ways. While the whole attempt is over its budget, the
+choice, but never more often; and a millisecond for handing a snapshot over is no reason, however short the steps are.
+One that is `auto` goes both ways. While the whole attempt is over its budget, the
 interval is set for half of it, until the average is back within. Only the wait for a slow tier whose spec says that
 training waits for it (`when_slow`) is no cost here: that was asked for.
 
@@ -25,6 +26,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from .intervals import DRAIN_SHARE, NEVER
+from .words import duration, share
 
 WARM_UP_STEPS = 2
 """First steps of an attempt, which take longer for many reasons."""
@@ -34,6 +36,8 @@ EARLY_TIMES_BUDGET, EARLY_WAIT_S = 4.0, 0.01
 """What is very much: so many times the budget, and a wait that is no accident of a machine that is busy."""
 WINDOW_STEPS, WINDOW_SNAPSHOTS = 16, 6
 """Least length of a window; both must be reached."""
+HANDING_OVER_S = 1e-3
+"""What a snapshot typically costs at most without being a reason to widen an interval that the spec gives."""
 NARROW_SHARE = 0.7
 """An interval is narrowed only to one that takes at most this part of the budget, so that it does not go to and fro."""
 CALIBRATION_EVERY = 2
@@ -110,6 +114,8 @@ class Figures:
     """Steps that a drain lasts; 0: there was none."""
     total: float
     """Part of the time of the whole attempt so far that was waited for snapshots."""
+    typical_s: float
+    """Median wait per snapshot: what a busy machine does now and then does not count."""
 
     @property
     def snapshot_s(self) -> float:
@@ -160,22 +166,24 @@ def decide(rule: Rule, setting: Setting, figures: Figures, *, early: bool = Fals
     wanted = Setting(snapshots if setting.memory else 0, slow)
     if wanted == setting:
         return None
-    return Decision(wanted, _reason(rule, setting, wanted, figures))
+    return Decision(wanted, _reason(rule, setting, figures))
 
 
 def _cries(rule: Rule, setting: Setting, figures: Figures) -> bool:
     costly = figures.wait_s / setting.snapshots > EARLY_TIMES_BUDGET * rule.budget * figures.plain_s(setting)
-    return costly and figures.wait_s > EARLY_WAIT_S
+    return costly and figures.typical_s > EARLY_WAIT_S
 
 
 def _snapshots(rule: Rule, setting: Setting, figures: Figures) -> int:
     """Return the interval of snapshots."""
     current, plain_s = setting.snapshots, figures.plain_s(setting)
-    least = rule.memory or rule.slow
-    least = 1 if (rule.memory_auto if rule.memory else rule.slow_auto) else least
+    auto = rule.memory_auto if rule.memory else rule.slow_auto
+    least = 1 if auto else rule.memory or rule.slow
     budget = rule.budget / 2 if figures.total > rule.budget else rule.budget
     wanted = _affordable(figures.snapshot_s, budget * plain_s)
     if wanted > current:
+        if not auto and figures.typical_s + figures.slowed_s <= HANDING_OVER_S:
+            return current
         return min(_reaching(max(wanted, least), rule), max(current, rule.max_steps))
     narrow = _reaching(max(least, _affordable(figures.snapshot_s, NARROW_SHARE * budget * plain_s)), rule)
     return min(current, narrow)
@@ -214,15 +222,14 @@ def _multiple(steps: int, of: int) -> int:
     return -(-steps // of) * of if of else steps
 
 
-def _reason(rule: Rule, setting: Setting, wanted: Setting, figures: Figures) -> str:
-    plain_ms = 1000 * figures.plain_s(setting)
-    costs = [f"a snapshot costs {1000 * figures.snapshot_s:.3g} ms"]
-    if figures.drain_steps:
-        costs.append(f"a drain {1000 * figures.drain_s:.3g} ms over {figures.drain_steps:.3g} steps")
-    words = f"{' and '.join(costs)} of steps of {plain_ms:.4g} ms: {100 * figures.overhead(setting):.2g} %"
-    over = figures.overhead(setting) > rule.budget
-    total = f"; {100 * figures.total:.2g} % so far" if figures.total > rule.budget else ""
-    return f"{words}{total}, max_overhead is {100 * rule.budget:.3g} %{'' if over else ', there is room'}"
+def _reason(rule: Rule, setting: Setting, figures: Figures) -> str:
+    plain_s, overhead = figures.plain_s(setting), figures.overhead(setting)
+    costs = [f"a snapshot costs {duration(figures.snapshot_s)}"]
+    if figures.drain_s:
+        costs.append(f"a drain {duration(figures.drain_s)} over {figures.drain_steps:.3g} steps")
+    words = f"{' and '.join(costs)}, a step takes {duration(plain_s)}: {share(overhead)}"
+    total = f"; {share(figures.total)} so far" if figures.total > rule.budget else ""
+    return f"{words}{total}, max_overhead is {share(rule.budget)}{'' if overhead > rule.budget else ', there is room'}"
 
 
 @dataclass
@@ -240,7 +247,10 @@ class Window:
     """Steps of the attempt."""
     step_s: float = 0.0
     waited_s: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    """One per snapshot of the window."""
     looked_early: bool = False
+    _waiting_s: float = 0.0
 
     def add(self, sample: Sample) -> None:
         """Take a step; the first ones of an attempt are let pass."""
@@ -250,6 +260,10 @@ class Window:
         self.steps, self.snapshots = self.steps + 1, self.snapshots + sample.copied
         self.window_s, self.window_waited_s = self.window_s + sample.step_s, self.window_waited_s + sample.waited_s
         self.step_s, self.waited_s = self.step_s + sample.step_s, self.waited_s + sample.waited_s
+        self._waiting_s += sample.waited_s
+        if sample.copied:
+            self.waits.append(self._waiting_s)
+            self._waiting_s = 0.0
         if len(self.samples) < KEPT_SAMPLES or sample.marked or self.samples[-1].marked:
             self.samples.append(sample)
 
@@ -275,6 +289,7 @@ class Window:
             drain_s=per_step * drain_steps,
             drain_steps=drain_steps,
             total=self.waited_s / self.step_s if self.step_s > 0 else 0.0,
+            typical_s=median(self.waits or [0.0]),
         )
 
     def _excess(self, marked: Kind, other: Kind) -> float:
@@ -291,7 +306,7 @@ class Window:
 
     def restart(self) -> None:
         """Begin the next window."""
-        self.samples, self.steps, self.snapshots = [], 0, 0
+        self.samples, self.waits, self.steps, self.snapshots = [], [], 0, 0
         self.window_s = self.window_waited_s = 0.0
 
 

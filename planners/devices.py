@@ -34,8 +34,9 @@ CPU_UPDATE_BYTES_PER_S = 10 * GIB
 """Assumed memory traffic of the update on a CPU (tried: 7.5 to 18 GiB/s)."""
 CPU_COPY_BYTES_PER_S = 8 * GIB
 """Assumed rate of one thread's copy into tmpfs pages that were touched before."""
-CPU_NODE_LINK_BYTES_PER_S = 2 * GIB
-"""Assumed rate between two processes of a node (gloo over loopback)."""
+CPU_NODE_LINK_BYTES_PER_S = 0.5 * GIB
+"""Assumed rate between two processes of a node, gloo over loopback beside passes that use all cores (tried: an
+all-reduce of 60 MB by two workers on two cores took 106 ms longer than the passes alone)."""
 CPU_NETWORK_BYTES_PER_S = 10e9 / 8
 """Assumed rate of a CPU node's network: 10 Gbit/s, shared by its workers."""
 

@@ -17,6 +17,9 @@ KINDS = ("process", "node", "cluster")
 RARE = 1e6
 """Faults this much rarer may as well be infinitely rare: the exact forms would lose digits."""
 
+LEAST_MEAN = 1e-300
+"""Steps between faults, where training does nothing but wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -61,7 +64,7 @@ def lost_steps(source: Source | None, step_s: float, max_steps: int, mtbf_s: flo
     everything = max_steps / 2
     if source is None:
         return everything
-    mean = mtbf_s / step_s * (1 - source.waiting)
+    mean = max(mtbf_s / step_s * (1 - source.waiting), LEAST_MEAN)
     running = _at_most(source.lag_s / step_s, mean)
     running += math.exp(-source.lag_s / step_s / mean) * _mean_rest(source.every, mean)
     standing = _at_most(source.waiting_steps, mean)

@@ -75,7 +75,7 @@ def young_daly_s(cost_s: float, mtbf_s: float) -> float:
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
-    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+    return math.sqrt(2 * cost_s) * math.sqrt(mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
 def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: float, place: Place) -> Interval:

@@ -39,7 +39,7 @@ class Known:
         return self.windows.window_s + self.times.exchange_s + self.times.optimizer_s
 
     @property
-    def parameters(self) -> tuple[StorageParameters, StorageParameters]:
+    def storage_parameters(self) -> tuple[StorageParameters, StorageParameters]:
         """Storage parameters of forward and backward windows."""
         shard = self.sizes.shard_bytes if self.sizes else None
         first = tuple(tier.type for tier in self.spec.tiers[:1])

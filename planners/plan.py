@@ -46,7 +46,7 @@ def make_plan(
     every = tier_intervals(known)
     tiers = tuple(_tier(known, tier, every[tier.type]) for tier in spec.tiers)
     steps = {kind: interval.steps for kind, interval in every.items()}
-    forward, backward = known.parameters
+    forward, backward = known.storage_parameters
     expected, memory = _expected(known, steps), _memory(known)
     times_from = "unknown" if known.times is None else "table" if measured is None else "measured"
     rests_on = assumptions(spec, machine, times_from == "table", measured, known.rates)
@@ -132,7 +132,7 @@ def _storage(known: Known) -> Storage:
     return Storage(
         bytes_per_s=known.bytes_per_s,
         copy_s=copy_s,
-        load=shard / windows.capacity_bytes,
+        load=shard / windows.capacity_bytes if windows.capacity_bytes > 0 else None,
         pace=windows.pace(shard),
         capacity_bytes=windows.capacity_bytes,
         gradients_s=windows.gradients_s,

@@ -94,9 +94,8 @@ def cost_per_step_s(
     snapshots = next(iter(every.values()))
     stall_s = costs.snapshot_stall_s / snapshots
     taken_s = costs.snapshot_cpu_s / snapshots
-    if (
-        waits and slow and slow[0].waits
-    ):  # only the first holds snapshots; what follows is filled from it, waited for by nobody
+    # only the first slower tier holds snapshots; what follows is filled from it, waited for by nobody
+    if waits and slow and slow[0].waits:
         steps = every[slow[0].type]
         stall_s += backlog_s(costs.slow_s(slow[0].type), steps, step_s) / steps
     taken_s += sum(costs.drain_cpu_s / every[tier.type] for tier in slow)

@@ -19,6 +19,7 @@ import torch
 
 from dtrain.engine.copier import Copier, HostMover, Item
 from dtrain.engine.finite import FLOATS, Floats
+from dtrain.engine.tunables import streaming
 
 PAIRS = 20
 
@@ -57,4 +58,8 @@ def shared_memory(nbytes: int) -> mmap.mmap:
 
 
 if __name__ == "__main__":
+    if as_worker := streaming(os.environ):  # read by the C library when a process starts
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.benchmarks.copier", *sys.argv[1:]], os.environ | as_worker
+        )
     main(*map(int, sys.argv[1:3]))

@@ -209,3 +209,12 @@ def test_a_series_stays_small_and_keeps_its_median(monkeypatch: pytest.MonkeyPat
     assert (series.count, series.total) == (10_000, sum(range(10_000)))
     assert series.median == pytest.approx(5000, rel=0.03)
     assert len(series._kept) <= 64
+
+
+def test_what_the_workers_measured_stands_beside_what_was_predicted(tmp_path: Path) -> None:
+    told = {"storage": {"bytes_per_s": 4e9}, "measured": {"copy_bytes_per_s": 2e9, "overhead": 0.004}}
+    figures = to_json(finished_state(tmp_path), PLAN | told, {})["figures"]
+    assert figures["copy_bytes_per_s"] == {"predicted": 4e9, "measured": 2e9, "ratio": 0.5}
+    assert figures["cost"] == pytest.approx({"predicted": 0.001, "measured": 0.004, "ratio": 4.0})
+    for nothing in ({}, {"measured": None}, {"measured": "?"}):
+        assert "cost" not in to_json(finished_state(tmp_path), PLAN | nothing, {})["figures"]

@@ -123,11 +123,11 @@ def test_an_interval_that_is_given_is_never_narrowed() -> None:
 
 def test_after_a_bad_time_it_comes_back_to_what_was_given() -> None:
     given = rule(2)
-    slow = Figures(0.1, 0.02, 0.0, 0.0, 0.0, 0.002)
+    slow = Figures(0.1, 0.02, 0.0, 0.0, 0.0, 0.002, 0.02)
     wide = decide(given, Setting(2, 0), slow)
     assert wide is not None
     assert wide.setting.memory > 10
-    back = decide(given, wide.setting, Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.002))
+    back = decide(given, wide.setting, Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.002, 0.0001))
     assert back is not None
     assert back.setting == Setting(2, 0)
     assert "there is room" in back.reason
@@ -179,8 +179,8 @@ def test_a_budget_of_nothing_leaves_the_widest_interval() -> None:
 
 def test_the_worst_rank_counts_whichever_figure_is_its_own() -> None:
     given, before = rule(), Setting(1, 0)
-    fine = Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.001)
-    bad = Figures(0.1, 0.03, 0.0, 0.0, 0.0, 0.03)
+    fine = Figures(0.1, 0.0001, 0.0, 0.0, 0.0, 0.001, 0.0001)
+    bad = Figures(0.1, 0.03, 0.0, 0.0, 0.0, 0.03, 0.03)
     worst = Figures(*map(max, fine.values(), bad.values()))
     assert decide(given, before, fine) is None
     assert decide(given, before, worst) == decide(given, before, bad)
@@ -203,3 +203,13 @@ def test_a_wide_interval_keeps_few_samples_and_tells_drains_apart() -> None:
     assert len(window.samples) < 600
     assert window.figures().drain_steps == 3
     assert not window.full
+
+
+def test_handing_over_is_no_reason_to_store_less_often_than_the_spec_says() -> None:
+    short = Machine(step_s=0.02, wait_s=0.0009)
+    assert short.run(rule(1, 3), 500).settings == [(0, Setting(1, 3))]
+    assert short.run(rule(1, auto="memory"), 500).setting.memory > 1, "auto keeps the budget to the letter"
+    now_and_then = Window()
+    for step in range(WINDOW_STEPS + WARM_UP_STEPS):
+        now_and_then.add(Sample(0.02, 0.03 if step == 9 else 0.0004, copied=True, draining=False))
+    assert decide(rule(), Setting(1, 0), now_and_then.figures()) is None

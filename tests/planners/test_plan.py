@@ -250,6 +250,20 @@ def test_the_plan_says_why(make_spec: MakeSpec, laptop: Machine) -> None:
     assert make_plan(make_spec(tiers=[]), laptop).why == ()
 
 
+@pytest.mark.parametrize("disk", ["1B/s", "1e300B/s"])
+@pytest.mark.parametrize("mtbf", [1e-300, 1e308])
+@pytest.mark.parametrize("every", ["auto", 1])
+def test_figures_that_no_machine_has_still_give_a_plan(
+    make_spec: MakeSpec, laptop: Machine, disk: str, mtbf: float, every: str | int
+) -> None:
+    figures = {"disk_bandwidth": disk, "node_bandwidth": disk, "flops": 1e300, "memory_bandwidth": 1e300}
+    cluster = {"workers_per_node": 2, "hardware": figures, "mtbf": {"process": mtbf, "node": mtbf}}
+    channels = {"storage": {"bandwidth": disk, "shared": True}}
+    tiers = [MEMORY_AUTO, {"type": "disk", "every": every}]
+    plan = make_plan(make_spec(cluster=cluster | {"channels": channels}, tiers=tiers), laptop)
+    assert read_back(plan) == plan
+
+
 def test_a_batch_too_small_for_the_ranks_is_refused(make_spec: MakeSpec, laptop: Machine) -> None:
     with pytest.raises(ValueError, match="global_batch_size 4 is less than"):
         make_plan(make_spec(training={"global_batch_size": 4}), laptop)
