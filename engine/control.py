@@ -9,7 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..planners.controller import Decision, Figures, Rule, Sample, Setting, Window, decide, first_setting
+from ..planners.controller import (
+    Decision,
+    Figures,
+    Rule,
+    Sample,
+    Setting,
+    Window,
+    decide,
+    excess_of_given,
+    first_setting,
+)
 from ..planners.document import Plan, Settled
 from ..planners.windows import Windows, storage_parameters
 from ..specs.models import Spec
@@ -65,6 +75,7 @@ class Control:
         self.window = Window()
         self.passes: deque[tuple[float, float]] = deque(maxlen=WINDOW_PASSES)
         self.looks = 0
+        self._told_excess = False
         self._waited_s = 0.0
 
     @property
@@ -109,6 +120,7 @@ class Control:
         changed = decision is not None
         if not early:
             self.looks += 1
+            self._tell_excess(step, reporter, before, figures)
             changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
             changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
         if reporter.active and changed:
@@ -127,6 +139,13 @@ class Control:
             "adjusted", step, every=changed, reason=decision.reason, overhead=figures.overhead(before),
             budget=self.rule.budget, snapshot_s=figures.snapshot_s, wait_s=figures.wait_s, step_s=figures.step_s,
         )  # fmt: skip
+
+    def _tell_excess(self, step: int, reporter: Reporter, before: Setting, figures: Figures) -> None:
+        """Say once per attempt that an interval of the spec costs more than its budget, and stays."""
+        words = None if self._told_excess else excess_of_given(self.rule, before, figures)
+        if words is not None:
+            self._told_excess = True
+            reporter.event("warning", step, detail=words)
 
     def _set_pace(self, step: int, reporter: Reporter, forward_s: float, backward_s: float, byte_s: float) -> bool:
         """Spread the copy over the windows as long as they are, in slices as fast as the channel is; True: anew."""

@@ -6,11 +6,11 @@ of t seconds it is affordable every k steps when c/(k·t) is at most the budget,
 
     k = ceil(c / (budget · t))
 
-An interval that the spec gives is a lower bound: the run may store less often than asked, when the budget leaves it no
-choice, but never more often; and a millisecond for handing a snapshot over is no reason, however short the steps are.
-One that is `auto` goes both ways. While the whole attempt is over its budget, the
-interval is set for half of it, until the average is back within. Only the wait for a slow tier whose spec says that
-training waits for it (`when_slow`) is no cost here: that was asked for.
+One that is `auto` goes both ways. One that the spec gives is kept while the budget is exceeded by little, for somebody
+wants to lose no more steps than that; the run says what it costs. It is widened only when checkpoints take several
+times the budget (`GIVEN_TIMES_BUDGET`), comes back when they no longer do, and is never narrowed below what is given.
+While the whole attempt is over its budget, an interval is set for half of it, until the average is back within. Only
+the wait for a slow tier whose spec says that training waits for it (`when_slow`) is no cost here: that was asked for.
 
 The first slower tier, if it is `auto`, gets what is left of the budget, by the same rule with the cost of a drain.
 
@@ -36,8 +36,8 @@ EARLY_TIMES_BUDGET, EARLY_WAIT_S = 4.0, 0.01
 """What is very much: so many times the budget, and a wait that is no accident of a machine that is busy."""
 WINDOW_STEPS, WINDOW_SNAPSHOTS = 16, 6
 """Least length of a window; both must be reached."""
-HANDING_OVER_S = 1e-3
-"""What a snapshot typically costs at most without being a reason to widen an interval that the spec gives."""
+GIVEN_TIMES_BUDGET, GIVEN_COST_S = 4.0, 0.01
+"""An interval that the spec gives is widened when a typical snapshot costs more than both."""
 NARROW_SHARE = 0.7
 """An interval is narrowed only to one that takes at most this part of the budget, so that it does not go to and fro."""
 CALIBRATION_EVERY = 2
@@ -182,11 +182,29 @@ def _snapshots(rule: Rule, setting: Setting, figures: Figures) -> int:
     budget = rule.budget / 2 if figures.total > rule.budget else rule.budget
     wanted = _affordable(figures.snapshot_s, budget * plain_s)
     if wanted > current:
-        if not auto and figures.typical_s + figures.slowed_s <= HANDING_OVER_S:
+        if not auto and current == least and not _breaks(rule, setting, figures):
             return current
         return min(_reaching(max(wanted, least), rule), max(current, rule.max_steps))
     narrow = _reaching(max(least, _affordable(figures.snapshot_s, NARROW_SHARE * budget * plain_s)), rule)
     return min(current, narrow)
+
+
+def _breaks(rule: Rule, setting: Setting, figures: Figures) -> bool:
+    """Tell whether a given interval takes so much that the budget must come first."""
+    typical_s = figures.typical_s + figures.slowed_s
+    allowed_s = GIVEN_TIMES_BUDGET * rule.budget * figures.plain_s(setting) * setting.snapshots
+    return typical_s > max(allowed_s, GIVEN_COST_S)
+
+
+def excess_of_given(rule: Rule, setting: Setting, figures: Figures) -> str | None:
+    """Say what a given interval costs when that is more than the budget and the interval stays; else None."""
+    auto = rule.memory_auto if rule.memory else rule.slow_auto
+    given = rule.memory or rule.slow
+    over = (figures.typical_s + figures.slowed_s) / setting.snapshots > rule.budget * figures.plain_s(setting)
+    if auto or setting.snapshots != given or not over:
+        return None
+    fits = _affordable(figures.snapshot_s, rule.budget * figures.plain_s(setting))
+    return f"{_reason(rule, setting, figures)}; every: {given} is given and stays, every: auto would take {fits}"
 
 
 def _slow(rule: Rule, setting: Setting, figures: Figures, snapshots: int) -> int:

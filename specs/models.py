@@ -222,8 +222,8 @@ class MemoryTier(Block):
 
     type: Literal["memory"]
     every: Literal["auto"] | PositiveInt = 1
-    """Steps between snapshots (more where `checkpoint.max_overhead` allows no fewer); auto: planned, then by what is
-    measured."""
+    """Steps between snapshots, kept unless they cost several times `checkpoint.max_overhead`; auto: planned, then by
+    what is measured."""
 
 
 class SlowTier(Block):
@@ -278,8 +278,9 @@ class Checkpoint(Block):
     """What checkpointing may cost."""
 
     max_overhead: Fraction = 0.01
-    """Upper limit of the time lost to checkpointing, as a fraction of the step time: a run that measures more stores
-    less often, and says so. A tier that training waits for (`when_slow`) is waited for whatever it takes."""
+    """Upper limit of the time lost to checkpointing, as a fraction of the step time. Where `every` is auto a run that
+    measures more stores less often; a number is kept and the excess told, up to four times this limit. A tier that
+    training waits for (`when_slow`) is waited for whatever it takes."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A trained weight or the optimizer's state holds NaN or infinity, so it is not stored and the last good
     checkpoints stay: stop the run, or train on without checkpoints until all numbers are finite again."""
