@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from dataclasses import replace
@@ -185,4 +186,5 @@ class Control:
             slice_bytes=pace.slice_bytes,
         )
         self.plan = replace(self.plan, measured=settled)
-        replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())
+        with contextlib.suppress(OSError):  # a full disk: a restart begins with the plan's figures, and measures again
+            replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())
