@@ -84,10 +84,6 @@ class Evaluation(Block):
             return 0.0
         return HELD_OUT if self.fraction is None else self.fraction
 
-    def due(self, step: int, max_steps: int) -> bool:
-        """Tell whether the state of `step` is evaluated."""
-        return step % self.every == 0 or step == max_steps
-
 
 class AdamW(Block):
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101)."""
@@ -349,6 +345,10 @@ class Spec(Block):
     def micro_batches(self) -> int:
         """Forward and backward passes of one rank in one step (n)."""
         return self.training.global_batch_size // (self.training.micro_batch_size * self.world_size)
+
+    def evaluates(self, step: int) -> bool:
+        """Tell whether the state of `step` is evaluated."""
+        return self.evaluation is not None and (step % self.evaluation.every == 0 or step == self.max_steps)
 
     @property
     def memory_tier(self) -> MemoryTier | None:
