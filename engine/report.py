@@ -68,7 +68,9 @@ class Reporter:
         """Tell whether the evaluation of a step was told, in whichever attempt; True on every rank but 0."""
         if not self.active:
             return True
-        return any(line.get("event") == "evaluated" and line.get("step") == step for line in read_lines(self.run.events))
+        return any(
+            line.get("event") == "evaluated" and line.get("step") == step for line in read_lines(self.run.events)
+        )
 
     def committed(self, version: Version | None, nbytes: int, seconds: float) -> None:
         """A snapshot is whole on every rank."""

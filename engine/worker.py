@@ -172,9 +172,7 @@ class Worker:
         context.step = restored.step
         return not context.all_agree(reporter.has_evaluated(restored.step))
 
-    def _evaluate(
-        self, parts: Parts, context: Context, snapshots: Snapshots | None, reporter: Reporter
-    ) -> bool:
+    def _evaluate(self, parts: Parts, context: Context, snapshots: Snapshots | None, reporter: Reporter) -> bool:
         """Evaluate the state as it is, while its snapshot is copied; returns whether to stop."""
         evaluated, stop = evaluate(parts, context, snapshots)
         if evaluated is not None:
