@@ -21,8 +21,8 @@ from ..tiers.memory import MemoryDir
 from .context import Context, StopFlag, die_with_parent, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
-from .evaluation import evaluate
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
+from .evaluation import evaluate
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
 from .parts import Parts, assemble

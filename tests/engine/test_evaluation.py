@@ -169,11 +169,12 @@ def test_told_to_stop_in_the_last_batch_it_gives_its_result(context: Context) ->
     calls = []
 
     def stopped(*_: object) -> None:
-        calls.append(1)
+        calls.append(any(module.training for module in parts.model.modules()))
         context.stop.is_set = len(calls) == 3
 
     parts.model.register_forward_pre_hook(stopped)
     result, stop = evaluate(parts, context, None)
+    assert calls == [False] * 3, "dropout is off"
     assert stop and result is not None and expected is not None
     assert result.loss == expected.loss
     assert result.perplexity == pytest.approx(torch.tensor(result.loss).double().exp().item())
@@ -219,7 +220,7 @@ def test_too_little_to_evaluate_on_is_refused_with_what_would_do(tmp_path: Path)
     path.write_bytes(b"x" * 20_000)
     text = {"type": "text", "path": str(path), "seq_len": 16}
     spec = job_spec(dataset=text, evaluation={"every": 2, "fraction": 0.02})
-    samples, others = build_data(spec)
+    _, others = build_data(spec)
     assert spec.evaluation is not None and others is not None
     with pytest.raises(DataError, match=r"24 samples .* 20 \* 8 = 160; use evaluation.batches=3 or hold out more"):
         HeldOut(others, spec.evaluation, seed=7, micro_batch=8)
