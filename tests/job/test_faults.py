@@ -33,7 +33,7 @@ DRAINER: list[tuple[str, int | None]] = [
 
 def test_every_fault_point_has_a_case() -> None:
     cases = {point for deaths in WORKERS.values() for point, _, _ in deaths}
-    cases |= {point for point, *_ in (*DRAINER, *EVALUATIONS)}
+    cases |= {point for point, _ in DRAINER} | {point for point, *_ in EVALUATIONS}
     assert cases == POINTS.keys()
 
 
