@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.engine.build import CPU, Plain, content, gpt, job_spec
+from tests.engine.build import CPU, Odd, Plain, content, gpt, job_spec, state_of
 from tests.engine.conftest import MakeRanks
 from torch import Tensor, nn
 
 from dtrain.engine.context import Context, StopFlag
 from dtrain.engine.data.build import HeldOut, build_data
 from dtrain.engine.data.text import DataError, TextData
-from dtrain.engine.evaluation import Evaluated, evaluate
+from dtrain.engine.evaluation import Evaluated, _take_from_rank_0, evaluate
 from dtrain.engine.parts import assemble
 from dtrain.engine.report import Reporter
 from dtrain.engine.snapshot import Cadence, Pace
-from dtrain.engine.state import random_states
+from dtrain.engine.state import random_states, tensor_bytes
 from dtrain.engine.step import Progress, train_step
 from dtrain.specs.models import Spec
 from dtrain.tiers.heartbeat import Heartbeat, read_heartbeats
@@ -143,6 +143,24 @@ def test_the_result_does_not_depend_on_the_world_size(
         *losses, left, stops = [sum(column) for column in zip(*(member.said for member in members), strict=True)]
         assert whole is not None and sum(losses) / len(losses) == whole.loss
         assert (left, stops) == (0, 0)
+
+
+@pytest.mark.usefixtures("group")
+def test_buffers_of_every_form_are_taken_from_rank_0_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rank 0 sends stands for other bytes than this rank has: every tensor gets exactly those."""
+    state = state_of(Odd())
+    sent: list[Tensor] = []
+
+    def broadcast(tensor: Tensor, source: int) -> None:
+        dist.all_reduce(tensor)  # the group takes it: one row of bytes
+        tensor.copy_(torch.zeros_like(tensor))
+        sent.append(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dtrain.engine.evaluation.dist.broadcast", broadcast)
+        _take_from_rank_0(state)
+    assert len(sent) == sum(tensor.numel() > 0 for tensor in state.changing().values()) >= 5
+    assert not any(any(tensor_bytes(tensor)) for tensor in state.changing().values())
 
 
 @pytest.mark.usefixtures("group")
