@@ -133,6 +133,24 @@ def _step(plan: Plan, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
         f"update {duration(optimizer_s)}"
     )
     yield _line(f"the state is constant for {duration(window_s)} of it ({share(window_s / times.step_s)})")
+    yield from _evaluation(plan, times.step_s)
+
+
+def _evaluation(plan: Plan, step_s: float) -> Iterator[RenderableType]:
+    """Say what an evaluation adds, and that the copy goes on in it."""
+    evaluation = plan.evaluation
+    if evaluation is None or evaluation.time_s is None or evaluation.forward_s is None:
+        return
+    adds = evaluation.time_s / (evaluation.every * step_s)
+    yield _line(
+        f"evaluation of {plural(evaluation.batches, 'batch')}, {_often(evaluation.every)}: "
+        f"{plural(evaluation.windows, 'more forward pass')} of each rank in "
+        f"{duration(evaluation.time_s)}, {share(adds)} of the steps' time"
+    )
+    bytes_ = plan.forward.bytes_per_window
+    if plan.tiers and bytes_ and plan.model.state_bytes_per_rank:
+        copied = min(evaluation.windows * bytes_, plan.model.state_bytes_per_rank)
+        yield _line(f"the state is constant in them, too: up to {size(copied)} of a snapshot is copied there", "dim")
 
 
 def _copied(plan: Plan, glyphs: Glyphs) -> Iterator[RenderableType]:
@@ -158,7 +176,11 @@ def _drained(plan: Plan) -> list[TierPlan]:
 
 
 def _every(tier: TierPlan) -> str:
-    return "every step" if tier.every == 1 else f"every {tier.every:,} steps"
+    return _often(tier.every)
+
+
+def _often(every: int) -> str:
+    return "every step" if every == 1 else f"every {every:,} steps"
 
 
 def _lane(name: str, drawing: Text) -> Padding:

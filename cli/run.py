@@ -39,12 +39,15 @@ def check_supported(spec: Spec) -> None:
             f"cluster.nodes: {spec.cluster.nodes}: running on several nodes is not yet supported "
             "(dtrain plan works); use cluster.nodes=1 with more workers_per_node",
         )
-    if isinstance(spec.dataset, TextDataset) and not spec.dataset.path.startswith("python:"):
-        data = Path(spec.dataset.path).resolve()
+    own = spec.evaluation.dataset if spec.evaluation is not None else None
+    for key, dataset, use in (("dataset", spec.dataset, "train on"), ("evaluation.dataset", own, "be judged by")):
+        if not isinstance(dataset, TextDataset) or dataset.path.startswith("python:"):
+            continue
+        data = Path(dataset.path).resolve()
         if Path(spec.output_dir).resolve().is_relative_to(data):
             raise Refused(
                 Code.BAD_SPEC,
-                f"output_dir {spec.output_dir} lies inside dataset.path {data}: the run would train on its own logs; "
+                f"output_dir {spec.output_dir} lies inside {key}.path {data}: the run would {use} its own logs; "
                 "put it elsewhere",
             )
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..tiers.layout import RunDir
 from ..tiers.memory import memory_dir
-from .view_events import describe_fault
+from .view_events import describe_fault, evaluation_words
 from .view_figures import Figure, figures
 from .view_format import for_terminal, human_bytes, human_loss, human_ratio, human_seconds, near, plural
 from .view_state import WARMUP_STEPS, RunState, number, version_of
@@ -59,6 +59,7 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
         "seconds": _finite(_seconds(state, outcome)),
         "lost_s": _finite(state.repeated_s + state.downtime_s),
         "loss": _finite(state.loss),
+        "evaluation": _evaluation(state),
         "totals": {key: _finite(value) for key, value in state.totals.items()},
         "figures": {
             figure.key: {
@@ -88,6 +89,13 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
     }
 
 
+def _evaluation(state: RunState) -> dict[str, Any] | None:
+    """The last evaluation: step, loss, perplexity, samples, seconds."""
+    if state.evaluated is None:
+        return None
+    return {key: state.evaluated.get(key) for key in ("step", "loss", "perplexity", "samples", "seconds")}
+
+
 def status_of(state: RunState, outcome: Mapping[str, Any]) -> str:
     """The caller's word for how the run ended, else what the events say; unfinished without either is failed."""
     status = outcome.get("status")
@@ -110,6 +118,8 @@ def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[st
     }.get(status, f"after step {state.step} of {state.max_steps}{took}{loss}")
     rows = [(status, Text(head))]
     rows += [("", Text(line)) for line in _reason(state, outcome, status)]
+    if state.evaluated is not None:
+        rows.append(("evaluated", Text(evaluation_words(state.evaluated))))
     if state.attempts > 1 or state.repeated:
         rows.append(("lost work", Text(_lost_work(state))))
     if state.warnings:

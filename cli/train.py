@@ -49,12 +49,18 @@ RESUME_SPEC = "dtrain resume --from latest SPEC"
 
 
 def absolute(spec: Spec) -> Spec:
-    """The spec with its data path made absolute, so that a resume from another folder finds the same data."""
-    dataset = spec.dataset
+    """The spec with its data paths made absolute, so that a resume from another folder finds the same data."""
+    found: dict[str, Any] = {"dataset": _absolute_data(spec.dataset)}
+    if spec.evaluation is not None and spec.evaluation.dataset is not None:
+        own = _absolute_data(spec.evaluation.dataset)
+        found["evaluation"] = spec.evaluation.model_copy(update={"dataset": own})
+    return spec.model_copy(update=found)
+
+
+def _absolute_data(dataset: TextDataset | PythonDataset) -> TextDataset | PythonDataset:
     if not isinstance(dataset, TextDataset) or dataset.path.startswith("python:"):
-        return spec
-    path = str(Path(dataset.path).resolve())
-    return spec.model_copy(update={"dataset": dataset.model_copy(update={"path": path})})
+        return dataset
+    return dataset.model_copy(update={"path": str(Path(dataset.path).resolve())})
 
 
 def locked(run: RunDir) -> AbstractContextManager[FileLock]:
@@ -221,7 +227,8 @@ def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], con
 
 def names_code(spec: Spec) -> bool:
     """Tell whether the spec names people's own code."""
-    return isinstance(spec.model, PythonModel) or isinstance(spec.dataset, PythonDataset)
+    own = spec.evaluation.dataset if spec.evaluation is not None else None
+    return isinstance(spec.model, PythonModel) or PythonDataset in (type(spec.dataset), type(own))
 
 
 def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .view_format import human_seconds, near, plural
+from .view_format import human_loss, human_seconds, near, plural
 from .view_state import RunState, ends_attempt, integer, is_late, number, recovery_of
 
 Level = Literal["good", "info", "warn", "bad"]
@@ -57,6 +57,7 @@ class Narrator:
             "fault": self._fault,
             "skipped": self._skipped,
             "adjusted": self._adjusted,
+            "evaluated": self._evaluated,
             "warning": self._warning,
             "preempted": self._preempted,
         }
@@ -157,6 +158,14 @@ class Narrator:
         ]
         return self._few("info", f"{', '.join(changes)}: {_one_line(record.get('reason'))}", record) if changes else []
 
+    def _evaluated(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        words = evaluation_words(record)
+        if number(record, "loss") is None:
+            return self._few("warn", words, record)
+        seconds = number(record, "seconds")
+        took = f", in {_short_time(seconds)}" if seconds is not None else ""
+        return self._few("info", f"evaluated {words}{took}", record)
+
     def _warning(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         recovery = recovery_of(record)
         if recovery is not None:
@@ -168,6 +177,17 @@ class Narrator:
         step, tier = integer(record, "step"), record.get("tier")
         where = f", safe in {tier}" if tier else ""
         return [Note("warn", f"asked to stop: step {step} is the last one{where}")] if step is not None else []
+
+
+def evaluation_words(record: Mapping[str, Any]) -> str:
+    """`step 100: loss 2.3100, perplexity 10.1 over 80 samples held out`."""
+    step, loss, perplexity = integer(record, "step"), number(record, "loss"), number(record, "perplexity")
+    if loss is None:
+        return f"the loss of held-out data at step {step} is not finite"
+    known = f", perplexity {perplexity:.4g}" if perplexity is not None else ""
+    samples = integer(record, "samples")
+    over = f" over {plural(samples, 'sample')} held out" if samples is not None else ""
+    return f"step {step}: loss {human_loss(loss)}{known}{over}"
 
 
 def describe_fault(record: Mapping[str, Any], last_step: int | None = None) -> str:

@@ -19,7 +19,7 @@ from .view_format import (
     shorten_left,
     sparkline,
 )
-from .view_state import RunState, number
+from .view_state import RunState, integer, number
 
 TWO_COLUMNS_FROM = 64
 FRAME = 4  # border and padding, both sides
@@ -77,7 +77,14 @@ def step_line(state: RunState) -> str:
     parts += [*_optional("{:.3f} s/step", step_s)]
     parts += [f"stall {1e3 * stall_s:.2f} ms"] if isinstance(stall_s, int | float) else []
     parts += [f"{tier} {step}" for tier, step in state.committed.items()]
+    parts += [f"held out {human_loss(loss)} at {step}" for loss, step in _held_out(state)]
     return "  ".join(parts)
+
+
+def _held_out(state: RunState) -> list[tuple[float | None, int | None]]:
+    """Loss and step of the last evaluation, if there was one."""
+    told = state.evaluated
+    return [] if told is None else [(number(told, "loss"), integer(told, "step"))]
 
 
 def eta_seconds(state: RunState) -> float | None:
@@ -163,6 +170,8 @@ def _loss(state: RunState, width: int) -> Text:
     if state.loss is None:
         return Text("-", style="dim")
     value = Text(human_loss(state.loss), style="bold" if state.loss - state.loss == 0 else "bold red")
+    for loss, step in _held_out(state):
+        value.append(f" · held out {human_loss(loss)} at {step}", style="dim")
     cells = min(SPARK_CELLS, width - LABEL - 1 - len(value) - 2)
     value.append("  ")
     value.append(sparkline(state.losses, cells), style="cyan")

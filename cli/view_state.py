@@ -63,6 +63,8 @@ class RunState:
     lr: float | None = None
     grad_norm: float | None = None
     tokens_seen: int | None = None
+    evaluated: Mapping[str, Any] | None = None
+    """The last evaluation's event."""
     attempt: int = 0
     attempts: int = 0
     """Attempts seen by this view; one more than the restarts."""
@@ -138,10 +140,12 @@ class RunState:
         self.step = (integer(records[-1], "step") or 0) if records else self.step
 
     def take_step(self, record: Mapping[str, Any]) -> bool:
-        """Take a line of metrics.jsonl; False for one that names no step or belongs to an attempt that is over."""
+        """Take a line of metrics.jsonl; False for one that tells of no new step, or of an attempt that is over."""
         step, attempt = integer(record, "step"), integer(record, "attempt")
         if step is None or (attempt is not None and attempt < self.attempt):
             return False
+        if "eval_loss" in record and step == self.step:
+            return False  # the same step's line again, after its evaluation: the event tells of that
         self._begin_attempt(attempt)
         self._take_timing(record, repeated=step <= self.reached)
         self.step, self.reached = step, max(step, self.reached)
@@ -254,6 +258,9 @@ class RunState:
         unseen = max(0, count - self._counted.pop(tier, 0))  # not every one has an event of its own
         self.skipped[tier] = self.skipped.get(tier, 0) + unseen
 
+    def _on_evaluated(self, record: Mapping[str, Any]) -> None:
+        self.evaluated = record
+
     def _on_preempted(self, record: Mapping[str, Any]) -> None:
         self.preempted, self.phase = record, "stopping"
 
@@ -273,6 +280,7 @@ _HANDLERS = {
     "fault": RunState._on_fault,
     "restored": RunState._on_restored,
     "skipped": RunState._on_skipped,
+    "evaluated": RunState._on_evaluated,
     "warning": RunState._on_warning,
     "preempted": RunState._on_preempted,
     "finished": RunState._on_finished,

@@ -14,7 +14,7 @@ from ..specs.models import PythonModel, Spec, TextDataset
 from ..tiers.digest import digest
 from ..tiers.jsonfile import dumps
 from .context import Context
-from .data.build import Batches, build_samples
+from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer
@@ -32,6 +32,7 @@ class Parts:
     batches: Batches
     fingerprint: str
     moving: frozenset[str] = frozenset()
+    held_out: HeldOut | None = None
 
     @property
     def state(self) -> TrainState:
@@ -45,8 +46,11 @@ class Parts:
 
     @cached_property
     def data_digest(self) -> str:
-        """A hash of what the spec says of the data."""
-        return digest(dumps({"dataset": self.spec.dataset.model_dump(mode="json"), "seed": self.spec.seed}))
+        """A hash of what the spec says of the data that is trained on."""
+        said: dict[str, Any] = {"dataset": self.spec.dataset.model_dump(mode="json"), "seed": self.spec.seed}
+        if self.spec.evaluation is not None and self.spec.evaluation.held_out:
+            said["held_out"] = self.spec.evaluation.held_out
+        return digest(dumps(said))
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -68,7 +72,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     """Build everything from the spec, the same weights on every rank."""
     seed_everything(spec.seed)
     model = build_model(spec.model).to(context.device)
-    samples = build_samples(spec.dataset)
+    samples, others = build_data(spec)
     batches = Batches(
         samples,
         seed=spec.seed,
@@ -77,6 +81,9 @@ def assemble(spec: Spec, context: Context) -> Parts:
         rank=context.rank,
         world=context.world,
     )
+    held_out = None
+    if spec.evaluation is not None and others is not None:
+        held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
     optimizer = build_optimizer(model, spec.training.optimizer)
     TrainState(model, optimizer).check_storable()
     wrapped = DistributedDataParallel(
@@ -85,7 +92,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         gradient_as_bucket_view=True,
         find_unused_parameters=isinstance(spec.model, PythonModel),
     )
-    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint())
+    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint(), held_out=held_out)
     _check_same_data(parts, context)
     parts = replace(parts, moving=_warm_up(parts, context))
     seed_everything(spec.seed, context.rank)

@@ -25,7 +25,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
 from .context import die_with_parent, pick_device, share_cores
-from .data.build import Batches, build_samples
+from .data.build import Batches, build_data
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .forks import LAUNCHER
 from .models.build import build_model, compute_loss, to_device
@@ -130,7 +130,7 @@ class _Rank:
         self.model = build_model(spec.model).to(device)
         self.optimizer = build_optimizer(self.model, spec.training.optimizer)
         batches = Batches(
-            build_samples(spec.dataset),
+            build_data(spec)[0],
             seed=spec.seed,
             global_batch=spec.training.global_batch_size,
             micro_batch=spec.training.micro_batch_size,

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..tiers.jsonfile import append_event, append_line
+from ..tiers.jsonfile import append_event, append_line, read_lines
 from ..tiers.layout import RunDir, Version
+from .evaluation import Evaluated
 from .restore import Restored
 from .snapshot import Refused
 
@@ -26,6 +27,8 @@ class Reporter:
     too_slow: int = field(default=0, init=False)
     """Checkpoints in a row that were left out because the slow tier was busy."""
     _last_left_out: int = field(default=0, init=False)
+    _line: dict[str, Any] = field(default_factory=dict, init=False)
+    """The last one of metrics.jsonl."""
 
     def step(self, metrics: dict[str, Any], tokens: int | None, samples: int) -> None:
         """One line of metrics.jsonl."""
@@ -33,10 +36,41 @@ class Reporter:
             return
         rate = tokens / metrics["step_s"] if tokens is not None else None
         further = {"tokens": tokens, "tokens_per_s": rate, "samples": samples}
-        line = {**metrics, **further, "attempt": self.attempt, "time": time.time()}
-        lost = append_line(self.run.metrics, line)
+        self._line = {**metrics, **further}
+        self._append_line()
+
+    def _append_line(self) -> None:
+        self._line |= {"attempt": self.attempt, "time": time.time()}
+        lost = append_line(self.run.metrics, self._line)
         if lost is not None:
-            self.event("warning", metrics["step"], detail=lost)
+            self.event("warning", self._line["step"], detail=lost)
+
+    def evaluated(self, result: Evaluated) -> None:
+        """The line of the step once more, with what its evaluation gave, and an event.
+
+        The line was written before, for the state may be kept and the attempt end before the evaluation does.
+        """
+        if not self.active:
+            return
+        if self._line.get("step") != result.step:  # an attempt before this one wrote it
+            lines = (line for line in reversed(read_lines(self.run.metrics)) if line.get("step") == result.step)
+            self._line = next(lines, {})
+        if self._line:
+            self._line |= {"eval_loss": result.loss, "eval_s": result.seconds}
+            self._line |= {"eval_perplexity": result.perplexity} if result.perplexity is not None else {}
+            self._append_line()
+        self.event(
+            "evaluated", result.step, loss=result.loss, perplexity=result.perplexity, batches=result.batches,
+            samples=result.samples, seconds=result.seconds,
+        )  # fmt: skip
+
+    def has_evaluated(self, step: int) -> bool:
+        """Tell whether the evaluation of a step was told, in whichever attempt; True on every rank but 0."""
+        if not self.active:
+            return True
+        return any(
+            line.get("event") == "evaluated" and line.get("step") == step for line in read_lines(self.run.events)
+        )
 
     def committed(self, version: Version | None, nbytes: int, seconds: float) -> None:
         """A snapshot is whole on every rank."""

@@ -22,6 +22,7 @@ from .context import Context, StopFlag, die_with_parent, join, leave, prepare_si
 from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
+from .evaluation import evaluate
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
 from .parts import Parts, assemble
@@ -32,6 +33,7 @@ from .snapshot import Snapshots
 from .state import StateError
 from .step import Progress, TrainingDiverged, diverged, settle, train_step
 
+OTHER_DATA = "dataset, held-out part or seed in the spec are not the checkpoint's"
 FINAL_ERRORS: dict[type[BaseException], Code] = {
     NothingUsable: Code.DAMAGED,
     StateError: Code.BAD_SPEC,
@@ -71,8 +73,12 @@ class Worker:
         self.stop.install()
         stop, loss = False, None
         try:
+            if self._left_unevaluated(restored, context, reporter):
+                stop = self._evaluate(parts, context, snapshots, reporter)
             while self.progress.step < self.spec.max_steps and not stop:
                 stop, loss = self._step(parts, context, snapshots, control, reporter)
+                if not stop and self.spec.evaluates(self.progress.step):
+                    stop = self._evaluate(parts, context, snapshots, reporter)
         except Exception:
             if snapshots is not None:
                 snapshots.salvage()
@@ -103,7 +109,7 @@ class Worker:
         data = restored.meta["data"]
         self.progress = Progress(restored.candidate.version.step, data["samples"])
         if data["spec"] != parts.data_digest:
-            reporter.event("warning", self.progress.step, detail="dataset or seed in the spec are not the checkpoint's")
+            reporter.event("warning", self.progress.step, detail=OTHER_DATA)
         elif data["fingerprint"] != parts.fingerprint:
             raise DataError(
                 f"the data have changed since the checkpoint of step {self.progress.step}: the run would not continue "
@@ -158,6 +164,20 @@ class Worker:
             control.step(self.progress.step, metrics, reporter, draining=outcome.drain_busy)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
         return outcome.stop, float(metrics["loss"])
+
+    def _left_unevaluated(self, restored: Version | None, context: Context, reporter: Reporter) -> bool:
+        """Tell whether the attempt before has ended between the snapshot of a step and the end of its evaluation."""
+        if restored is None or not self.spec.evaluates(restored.step):
+            return False
+        context.step = restored.step
+        return not context.all_agree(reporter.has_evaluated(restored.step))
+
+    def _evaluate(self, parts: Parts, context: Context, snapshots: Snapshots | None, reporter: Reporter) -> bool:
+        """Evaluate the state as it is, while its snapshot is copied; returns whether to stop."""
+        evaluated, stop = evaluate(parts, context, snapshots)
+        if evaluated is not None:
+            reporter.evaluated(evaluated)
+        return stop
 
     def _meta(self, parts: Parts, context: Context) -> dict[str, Any]:
         return self.progress.meta(parts, self.spec_digest, context.world)

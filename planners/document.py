@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
+from .evaluation import EvaluationPlan
 from .expected import Faults
 from .memory import DeviceParts, MemoryNeed
 from .windows import StorageParameters
@@ -178,6 +179,8 @@ class Plan:
     """What would have to change, and to what, where not every step can be stored as the spec asks."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    evaluation: EvaluationPlan | None = None
+    """None: the spec has none."""
     measured: Settled | None = None
     """Written by the run; None: by nobody yet."""
 
@@ -204,8 +207,9 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
     values = dict(document)
     for key, kind in _PARTS.items():
         values[key] = _build(kind, values.get(key), key)
-    if values.get("measured") is not None:
-        values["measured"] = _build(Settled, values["measured"], "measured")
+    for key, kind in _OPTIONAL.items():
+        if values.get(key) is not None:
+            values[key] = _build(kind, values[key], key)
     values["tiers"] = tuple(_build(TierPlan, tier, "tiers") for tier in values.get("tiers", ()))
     return _build(Plan, values, "plan")
 
@@ -220,6 +224,7 @@ _PARTS: dict[str, type[Any]] = {
     "memory": MemoryNeed,
     "expected": Expected,
 }
+_OPTIONAL: dict[str, type[Any]] = {"evaluation": EvaluationPlan, "measured": Settled}
 _NESTED: dict[str, type[Any]] = {
     "parts": DeviceParts, "lost_steps": Faults, "recovery_s": Faults, "mtbf_s": Faults,
 }  # fmt: skip

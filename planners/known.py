@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..specs.models import Spec
 from .costs import Costs, checkpoint_costs
 from .devices import Rates, rates, with_digest
+from .evaluation import EvaluationPlan, plan_evaluation
 from .machine import Machine, Measured
 from .shards import TensorInfo
 from .sizes import Sizes, count_sizes
@@ -37,6 +38,11 @@ class Known:
         if self.times is None or self.windows is None:
             return None
         return self.windows.window_s + self.times.exchange_s + self.times.optimizer_s
+
+    @property
+    def evaluation(self) -> EvaluationPlan | None:
+        """What one evaluation takes, where the spec has them."""
+        return plan_evaluation(self.spec, self.work, self.times)
 
     @property
     def storage_parameters(self) -> tuple[StorageParameters, StorageParameters]:

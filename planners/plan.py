@@ -62,6 +62,7 @@ def make_plan(
         tiers=tiers,
         memory=memory,
         expected=expected,
+        evaluation=known.evaluation,
         why=tuple(reasons(known, (forward, backward))),
         changes=tuple(changes(known, every)),
         assumptions=tuple(plan_assumptions(spec, machine, rests_on, known.work, known.times, known.sizes)),

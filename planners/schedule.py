@@ -92,7 +92,7 @@ def cost_per_step_s(
         return 0.0, 0.0
     slow = [tier for tier in known.spec.slow_tiers if tier.type in every]
     snapshots = next(iter(every.values()))
-    stall_s = costs.snapshot_stall_s / snapshots
+    stall_s = _mean_stall_s(known, costs, snapshots)
     taken_s = costs.snapshot_cpu_s / snapshots
     # only the first slower tier holds snapshots; what follows is filled from it, waited for by nobody
     if waits and slow and slow[0].waits:
@@ -100,6 +100,15 @@ def cost_per_step_s(
         stall_s += backlog_s(costs.slow_s(slow[0].type), steps, step_s) / steps
     taken_s += sum(costs.drain_cpu_s / every[tier.type] for tier in slow)
     return stall_s + taken_s, stall_s
+
+
+def _mean_stall_s(known: Known, costs: Costs, snapshots: int) -> float:
+    """Return the wait for copies per step; the copy that has an evaluation before the next step has its time, too."""
+    evaluation = known.evaluation
+    if evaluation is None or evaluation.time_s is None:
+        return costs.snapshot_stall_s / snapshots
+    spared_s = min(costs.snapshot_stall_s, evaluation.time_s)
+    return costs.snapshot_stall_s / snapshots - spared_s / math.lcm(snapshots, evaluation.every)
 
 
 def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s: float) -> Source | None:

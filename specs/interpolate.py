@@ -48,7 +48,7 @@ def _path_keys(root: Node) -> list[KeyPath]:
     tiers = find(root, ("tiers",))
     count = len(tiers.items) if isinstance(tiers, Items) else 0
     places = [("tiers", index, key) for index in range(count) for key in ("path", "url", "endpoint")]
-    return [("output_dir",), ("dataset", "path"), *places]
+    return [("output_dir",), ("dataset", "path"), ("evaluation", "dataset", "path"), *places]
 
 
 def expanded(root: Node, environment: Mapping[str, str], done: str | None = None) -> tuple[Node, list[Finding]]:

@@ -16,6 +16,8 @@ from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, W
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 URL_PATTERN = r"^((s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+)$"
 ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
+HELD_OUT = 0.01
+"""Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -61,6 +63,26 @@ class PythonDataset(Block):
     """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the callable."""
+
+
+class Evaluation(Block):
+    """The loss over data that is never trained on: forward passes only, between two steps."""
+
+    every: PositiveInt
+    """Steps between two evaluations; the last step is evaluated, too."""
+    batches: PositiveInt = 20
+    """Micro-batches of one evaluation, over all ranks; the same samples each time."""
+    fraction: Fraction | None = None
+    """Part of the text that is held out of training: its end. Default 1% where there is no `dataset` here."""
+    dataset: TextDataset | PythonDataset | None = Field(default=None, discriminator="type")
+    """Data of its own to evaluate on, instead of a held-out part; all of the training data is trained on then."""
+
+    @property
+    def held_out(self) -> float:
+        """Part of the training data that is held out; 0: it has data of its own."""
+        if self.dataset is not None:
+            return 0.0
+        return HELD_OUT if self.fraction is None else self.fraction
 
 
 class AdamW(Block):
@@ -301,6 +323,8 @@ class Spec(Block):
     """What is trained."""
     dataset: Annotated[TextDataset | PythonDataset, Field(discriminator="type")]
     """What it is trained on."""
+    evaluation: Evaluation | None = None
+    """The loss over data that is never trained on, every so many steps; default: none."""
     training: Training
     """Batch, precision, optimizer."""
     strategy: Strategy = Strategy()
@@ -321,6 +345,10 @@ class Spec(Block):
     def micro_batches(self) -> int:
         """Forward and backward passes of one rank in one step (n)."""
         return self.training.global_batch_size // (self.training.micro_batch_size * self.world_size)
+
+    def evaluates(self, step: int) -> bool:
+        """Tell whether the state of `step` is evaluated."""
+        return self.evaluation is not None and (step % self.evaluation.every == 0 or step == self.max_steps)
 
     @property
     def memory_tier(self) -> MemoryTier | None:

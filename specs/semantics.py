@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from .outline import default_of, names_of, places
 from .tree import Finding, KeyPath, Node, find, scalars
+from .units import parse_fraction
 
 BYTES_VOCABULARY = 256
 _SPEED = ("memory", "disk", "object")
@@ -249,9 +250,51 @@ def _same_folder(view: View) -> Iterator[Finding]:
         yield Finding(("tiers", at["object"], "url"), message, "give each tier a folder of its own")
 
 
+def _evaluation(view: View) -> Iterator[Finding]:
+    """Something is evaluated on, and it is not what is trained on."""
+    block = ("evaluation",)
+    if view.get(*block) is None:
+        return
+    fraction, own = view.get(*block, "fraction"), view.get(*block, "dataset")
+    if own is not None:
+        if fraction is not None:
+            message = "nothing is held out of the training data where `evaluation` has a `dataset` of its own"
+            yield Finding((*block, "fraction"), message, "remove one of the two", at_key=True)
+        if _same_data(view):
+            hint = "give other data, or, for text, leave `dataset` out: a part of the text is held out then"
+            yield Finding((*block, "dataset"), "this is the data that is trained on", hint, at_key=True)
+    elif view.get("dataset", "type") == "python":
+        message = "nothing can be held out of a dataset of type `python`, whose samples only its own code knows"
+        hint = "give evaluation a `dataset` of its own, like `dataset: {type: python, entry: my_data:build_held_out}`"
+        yield Finding(block, message, hint, at_key=True)
+    if own is None and fraction is not None and not _is_part(fraction):
+        message = "must leave something to train on and something to evaluate on: more than 0, less than 1"
+        yield Finding((*block, "fraction"), message, "like 1%")
+
+
+def _same_data(view: View) -> bool:
+    """Tell whether evaluation names the very data that is trained on."""
+    own, trained = ("evaluation", "dataset"), ("dataset",)
+    kind = view.get(*own, "type")
+    if kind is None or kind != view.get(*trained, "type"):
+        return False
+    if kind == "text":
+        paths = [view.get(*block, "path") for block in (own, trained)]
+        return all(isinstance(path, str) for path in paths) and os.path.normpath(paths[0]) == os.path.normpath(paths[1])
+    pairs = [(view.get(*own, key), view.get(*trained, key)) for key in ("entry", "kwargs")]
+    return pairs[0][0] is not None and all((one or None) == (other or None) for one, other in pairs)
+
+
+def _is_part(fraction: object) -> bool:
+    try:
+        return 0 < parse_fraction(fraction) < 1
+    except ValueError:
+        return True  # refused as it stands
+
+
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
     _batch, _degrees, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
-    _object_options, _same_folder,
+    _object_options, _same_folder, _evaluation,
 )  # fmt: skip
 
 
@@ -264,9 +307,9 @@ def contradictions(values: Any, faulty: Iterable[KeyPath]) -> list[Finding]:
 def not_finite(root: Node) -> list[Finding]:
     """Find NaN and infinity in the free-form blocks, whose values the model does not check."""
     findings = []
-    for block in ("model", "dataset"):
-        node = find(root, (block, "kwargs"))
-        for path, scalar in scalars(node, (block, "kwargs")) if node is not None else ():
+    for block in (("model",), ("dataset",), ("evaluation", "dataset")):
+        node = find(root, (*block, "kwargs"))
+        for path, scalar in scalars(node, (*block, "kwargs")) if node is not None else ():
             value = scalar.value
             if isinstance(value, float) and not math.isfinite(value):
                 findings.append(Finding(path, "must be a finite number", "quote it if it is text"))

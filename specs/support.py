@@ -19,13 +19,15 @@ _DEGREES = {
     "ep": "expert parallel",
 }
 
+_DATASETS = (
+    "a dataset of type",
+    "`text` and `python` work today",
+    ("jsonl", "tokens", "hf", "parquet"),
+)
 _VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
     ("model", "type"): ("a model of type", "`gpt` and `python` work today", ("hf",)),
-    ("dataset", "type"): (
-        "a dataset of type",
-        "`text` and `python` work today",
-        ("jsonl", "tokens", "hf", "parquet"),
-    ),
+    ("dataset", "type"): _DATASETS,
+    ("evaluation", "dataset", "type"): _DATASETS,
     ("training", "precision"): (
         "the precision",
         "`fp32` and `bf16-mixed` work today",

@@ -23,6 +23,8 @@ dataset:                       # `type: python` with `entry: module:callable` re
   path: "python:stdlib"        # a file, a folder, or Python's own source text
   seq_len: 128
 
+# evaluation: {every: 50, batches: 10, fraction: 1%}   # the loss over the text's end, held out of training
+
 training:
   global_batch_size: 16        # samples per step, over all workers
   micro_batch_size: 4          # samples per worker and pass; the passes per step follow from it

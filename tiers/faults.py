@@ -39,6 +39,7 @@ POINTS: dict[str, str] = {
     "window.backward": "in a backward pass",
     "update.before": "after the wait for the copy, before the optimizer update",
     "update.after": "after the optimizer update",
+    "evaluate.batch": "in an evaluation, before a forward pass",
     "drain.begin": "the drainer, before the first file",
     "drain.file": "the drainer, after each file",
     "drain.manifest": "the drainer, all data written, no manifest",

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import xxhash
 from torch.utils.data import default_collate
 
-from ...specs.models import PythonDataset, TextDataset
+from ...specs.models import Evaluation, PythonDataset, Spec, TextDataset
 from ..entry import UserCodeError, call_entry
 from .order import samples_at
 from .text import DataError, TextData
@@ -23,14 +23,38 @@ class Samples(Protocol):
         """One sample."""
 
 
-def build_samples(spec: TextDataset | PythonDataset) -> Samples:
-    """Open the data set; raises DataError or UserCodeError."""
+def build_data(spec: Spec) -> tuple[Samples, Samples | None]:
+    """Open what is trained on, and what is evaluated on if anything is; raises DataError or UserCodeError."""
+    samples = build_samples(spec.dataset)
+    if spec.evaluation is None:
+        return samples, None
+    if spec.evaluation.dataset is None:
+        assert isinstance(samples, TextData)  # the spec is refused else
+        return samples.split(spec.evaluation.held_out)
+    own = build_samples(spec.evaluation.dataset, "evaluation.dataset")
+    if isinstance(samples, TextData) and isinstance(own, TextData):
+        _refuse_shared(samples, own)
+    return samples, own
+
+
+def _refuse_shared(trained: TextData, held_out: TextData) -> None:
+    """Raise DataError for a file that is both trained on and evaluated on."""
+    shared = {file.resolve() for file in trained.files} & {file.resolve() for file in held_out.files}
+    if shared:
+        raise DataError(
+            f"evaluation.dataset.path {held_out.path!r}: {min(shared)} is trained on, too (dataset.path "
+            f"{trained.path!r}); move it out of there, or leave evaluation.dataset out: a part of the text is held out"
+        )
+
+
+def build_samples(spec: TextDataset | PythonDataset, key: str = "dataset") -> Samples:
+    """Open one data set; raises DataError or UserCodeError, which name the spec's block `key`."""
     if isinstance(spec, TextDataset):
-        return TextData(spec.path, spec.seq_len)
-    samples = call_entry(spec.entry, spec.kwargs, "dataset.entry")
+        return TextData(spec.path, spec.seq_len, key)
+    samples = call_entry(spec.entry, spec.kwargs, f"{key}.entry")
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         raise UserCodeError(
-            f"dataset.entry {spec.entry} returned {type(samples).__name__}, it must have __len__ and __getitem__"
+            f"{key}.entry {spec.entry} returned {type(samples).__name__}, it must have __len__ and __getitem__"
         )
     checked: Samples = samples
     return checked
@@ -69,3 +93,29 @@ class Batches:
         if isinstance(self.samples, TextData):
             return self.samples.fingerprint()
         return xxhash.xxh3_128_hexdigest(str(self.size).encode())
+
+
+class HeldOut:
+    """The micro-batches that every evaluation takes: the same samples whatever the world size and the step."""
+
+    def __init__(self, samples: Samples, spec: Evaluation, *, seed: int, micro_batch: int) -> None:
+        """Choose the samples; raises DataError when there are fewer than an evaluation takes."""
+        self.samples, self.seed, self.batches, self.micro_batch = samples, seed, spec.batches, micro_batch
+        size, needed = len(samples), spec.batches * micro_batch
+        if size < needed:
+            raise DataError(
+                f"evaluation: {size} samples to evaluate on are fewer than batches * micro_batch_size = "
+                f"{spec.batches} * {micro_batch} = {needed}; {_remedy(spec, size, micro_batch)}"
+            )
+
+    def get(self, number: int) -> Any:
+        """Micro-batch `number`."""
+        ids = samples_at(number * self.micro_batch, self.micro_batch, len(self.samples), self.seed)
+        return default_collate([self.samples[index] for index in ids])
+
+
+def _remedy(spec: Evaluation, size: int, micro_batch: int) -> str:
+    fewer = f"use evaluation.batches={size // micro_batch}" if size >= micro_batch else ""
+    if spec.dataset is not None:
+        return " or ".join(filter(None, (fewer, "give more data")))
+    return " or ".join(filter(None, (fewer, f"hold out more than {spec.held_out:.3g} with evaluation.fraction=…")))

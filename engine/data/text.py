@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,25 +27,33 @@ class DataError(Exception):
 class TextData:
     """Runs of tokens cut from the joined text; sample i begins at token i · seq_len."""
 
-    def __init__(self, path: str, seq_len: int) -> None:
-        """Read a file, a folder of files or the standard library; raises DataError."""
-        files = list(text_files(path))
-        if not files:
-            raise DataError(f"dataset.path {path!r}: no files in it")
-        self.parts = list(_parts(files))
+    def __init__(self, path: str, seq_len: int, key: str = "dataset") -> None:
+        """Read a file, a folder of files or the standard library; raises DataError that names the spec's block."""
+        self.files = list(text_files(path, key))
+        if not self.files:
+            raise DataError(f"{key}.path {path!r}: no files in it")
+        self.parts = list(_parts(self.files, key))
         self.ends = np.cumsum([len(part) for part in self.parts])
+        self.first = 0
         self.tokens = sum(len(part) for part in self.parts)
         self.seq_len = seq_len
         self.path = path
         if self.tokens < seq_len + 1:
-            raise DataError(f"dataset.path {path!r}: {self.tokens} tokens are fewer than one sample of {seq_len + 1}")
+            raise DataError(f"{key}.path {path!r}: {self.tokens} tokens are fewer than one sample of {seq_len + 1}")
 
     def __len__(self) -> int:
-        return (self.tokens - 1) // self.seq_len
+        return max(0, (self.tokens - 1) // self.seq_len)
 
     def __getitem__(self, index: int) -> Tensor:
-        start = index * self.seq_len
+        start = self.first + index * self.seq_len
         return torch.from_numpy(self._read(start, start + self.seq_len + 1).astype(np.int64))
+
+    def split(self, fraction: float) -> tuple[TextData, TextData]:
+        """The text without its last part, and that part; no token is in both."""
+        last = math.ceil(self.tokens * fraction)
+        before, after = copy.copy(self), copy.copy(self)
+        before.tokens, after.first, after.tokens = self.tokens - last, self.first + self.tokens - last, last
+        return before, after
 
     def fingerprint(self) -> str:
         """A hash that changes when the text does: its length, and the first and last MiB of every part."""
@@ -66,7 +76,7 @@ class TextData:
         return np.concatenate(pieces)
 
 
-def text_files(path: str) -> Iterator[Path]:
+def text_files(path: str, key: str = "dataset") -> Iterator[Path]:
     """The files that make up the text, in an order that does not depend on the machine."""
     if path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -80,14 +90,14 @@ def text_files(path: str) -> Iterator[Path]:
     elif root.is_dir():
         yield from sorted(file for file in root.rglob("*") if file.is_file() and not _is_hidden(file, root))
     else:
-        raise DataError(f"dataset.path {path!r}: no such file or folder (relative paths: from {Path.cwd()})")
+        raise DataError(f"{key}.path {path!r}: no such file or folder (relative paths: from {Path.cwd()})")
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(root).parts)
 
 
-def _parts(files: list[Path]) -> Iterator[NDArray[np.uint8]]:
+def _parts(files: list[Path], key: str) -> Iterator[NDArray[np.uint8]]:
     """Small files joined in memory, large ones mapped."""
     joined = bytearray()
     for file in files:
@@ -97,7 +107,7 @@ def _parts(files: list[Path]) -> Iterator[NDArray[np.uint8]]:
                 continue
             mapped = np.memmap(file, dtype=np.uint8, mode="r")
         except OSError as error:
-            raise DataError(f"dataset.path: {file}: {error.strerror}") from error
+            raise DataError(f"{key}.path: {file}: {error.strerror}") from error
         if joined:
             yield np.frombuffer(bytes(joined), dtype=np.uint8)
             joined.clear()

@@ -170,3 +170,11 @@ def test_other_intervals_are_told_with_their_reason_and_another_pace_is_not(tell
     ]
     assert tell(event="adjusted", step=18, pace={"from": {}, "to": {}}, reason="as measured") == []
     assert tell(event="adjusted", step=18, every={"memory": None}, reason=None) == []
+
+
+def test_an_evaluation_is_told_with_what_it_found(tell: Tell) -> None:
+    found = {"event": "evaluated", "step": 100, "attempt": 1, "samples": 80, "seconds": 0.5}
+    words = "evaluated step 100: loss 2.3100, perplexity 10.07 over 80 samples held out, in 0.5 s"
+    assert tell(**found, loss=2.31, perplexity=10.074) == [words]
+    assert tell(**found, loss=None, perplexity=None) == ["the loss of held-out data at step 100 is not finite"]
+    assert tell.state.evaluated is not None

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dtrain.cli import view_state
 from dtrain.cli.summary import status_of, summary, to_json
+from dtrain.cli.view_panel import step_line
 from dtrain.cli.view_state import RunState, Series
 
 PLAN = {
@@ -218,3 +219,16 @@ def test_what_the_workers_measured_stands_beside_what_was_predicted(tmp_path: Pa
     assert figures["cost"] == pytest.approx({"predicted": 0.001, "measured": 0.004, "ratio": 4.0})
     for nothing in ({}, {"measured": None}, {"measured": "?"}):
         assert "cost" not in to_json(finished_state(tmp_path), PLAN | nothing, {})["figures"]
+
+
+def test_the_last_evaluation_is_told_and_its_line_counts_no_step_twice(tmp_path: Path) -> None:
+    state = finished_state(tmp_path)
+    assert to_json(state, PLAN, {})["evaluation"] is None
+    count, repeated = state.count, state.repeated
+    assert not state.take_step(step(20, attempt=2, eval_loss=2.75, eval_s=0.5))
+    found = {"step": 20, "loss": 2.75, "perplexity": None, "samples": 80, "seconds": 0.5}
+    state.take_event({"event": "evaluated", "attempt": 2, **found})
+    assert (state.count, state.repeated) == (count, repeated)
+    assert to_json(state, PLAN, {})["evaluation"] == found
+    assert "evaluated     step 20: loss 2.7500 over 80 samples held out\n" in printed(state, PLAN, {})
+    assert "held out 2.7500 at 20" in step_line(state)

@@ -4,6 +4,7 @@ import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
 
 from dtrain.tiers.faults import POINTS, fail_at
+from dtrain.tiers.jsonfile import read_lines
 
 # Several deaths in one run, an attempt each: point, rank, step. First and middle steps, the step before and after a
 # disk checkpoint, the last step.
@@ -18,6 +19,8 @@ WORKERS: dict[str, list[tuple[str, int | None, int | None]]] = {
         ("update.after", 0, STEPS),
     ],
 }
+EVALUATIONS: list[tuple[str, int, int, int]] = [("evaluate.batch", 1, 4, 1), ("evaluate.batch", 0, 8, 12)]
+"""Point, rank, step, and the batch of that rank: its first one, and its last, when the copy is whole."""
 DRAINER: list[tuple[str, int | None]] = [
     ("drain.begin", 3),
     ("drain.committed", 3),
@@ -29,7 +32,8 @@ DRAINER: list[tuple[str, int | None]] = [
 
 
 def test_every_fault_point_has_a_case() -> None:
-    cases = {point for deaths in WORKERS.values() for point, _, _ in deaths} | {point for point, _ in DRAINER}
+    cases = {point for deaths in WORKERS.values() for point, _, _ in deaths}
+    cases |= {point for point, _ in DRAINER} | {point for point, *_ in EVALUATIONS}
     assert cases == POINTS.keys()
 
 
@@ -46,6 +50,31 @@ def test_a_worker_killed_again_and_again(where: str, job: Job, oracle: Job) -> N
     for event in job.events("restored"):
         reached = last.get(event["attempt"] - 1)
         assert reached is None or reached - event["step"] <= 3, "at most two steps are repeated"
+    job.assert_nothing_left()
+
+
+def test_killed_in_evaluations_training_and_evaluations_are_those_of_unbroken_runs(job: Job, oracle: Job) -> None:
+    """The oracle has no evaluations: they leave no trace in the training."""
+    own = f"{{type: text, path: {job.folder / 'held_out.txt'}, seq_len: 32}}"
+    (job.folder / "held_out.txt").write_bytes(b"".join(f"and {n} is held out\n".encode() for n in range(400)))
+    block = f"evaluation={{every: 4, batches: 24, dataset: {own}}}"
+    assert job.do("run", "spec.yaml", block, f"output_dir={job.folder / 'calm'}").code == 0
+    calm = [line for line in read_lines(job.folder / "calm" / "events.jsonl") if line["event"] == "evaluated"]
+    deaths = [
+        fail_at(rank, step, point, nth=nth, attempt=1 + at) for at, (point, rank, step, nth) in enumerate(EVALUATIONS)
+    ]
+    slow = fail_at(0, 8, "evaluate.batch", kind="slow", nth=11, attempt=2)
+    ended = job.do("run", "spec.yaml", block, fault=";".join([*deaths, slow]))
+    assert ended.code == 0, ended.said
+    assert_same(job, oracle)
+    told = job.events("evaluated")
+    assert [(e["step"], e["loss"]) for e in told] == [(e["step"], e["loss"]) for e in calm]
+    assert [e["step"] for e in told] == [4, 8, STEPS]
+    assert [(e["attempt"], e["step"]) for e in job.events("restored")][-1] == (3, 8), "the copy went on meanwhile"
+    last = {line["step"]: line for line in read_lines(job.run.metrics)}
+    assert {step: line["eval_loss"] for step, line in last.items() if "eval_loss" in line} == {
+        e["step"]: e["loss"] for e in told
+    }
     job.assert_nothing_left()
 
 
