@@ -26,7 +26,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from .intervals import DRAIN_SHARE, NEVER
-from .words import duration, share
+from .words import duration, share, shares
 
 WARM_UP_STEPS = 2
 """First steps of an attempt, which take longer for many reasons."""
@@ -245,9 +245,10 @@ def _reason(rule: Rule, setting: Setting, figures: Figures) -> str:
     costs = [f"a snapshot costs {duration(figures.snapshot_s)}"]
     if figures.drain_s:
         costs.append(f"a drain {duration(figures.drain_s)} over {figures.drain_steps:.3g} steps")
-    words = f"{' and '.join(costs)}, a step takes {duration(plain_s)}: {share(overhead)}"
+    cost, allowed = shares(overhead, rule.budget)
+    words = f"{' and '.join(costs)}, a step takes {duration(plain_s)}: {cost}"
     total = f"; {share(figures.total)} so far" if figures.total > rule.budget else ""
-    return f"{words}{total}, max_overhead is {share(rule.budget)}{'' if overhead > rule.budget else ', there is room'}"
+    return f"{words}{total}, max_overhead is {allowed}{'' if overhead > rule.budget else ', there is room'}"
 
 
 @dataclass
