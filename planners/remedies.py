@@ -85,16 +85,11 @@ def _for_every_step(known: Known) -> Iterator[str]:
     if _keeps_within(known):
         return
     drains = " with the drains" if known.machine.accelerator == "cpu" and spec.slow_tiers else ""
-    lead = f"a snapshot of every step{drains} within max_overhead needs "
-    n = _least(
-        lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n))), windows.micro_batches
-    )
+    lead, now = f"a snapshot of every step{drains} within max_overhead needs ", windows.micro_batches
+    n = _least(lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n))), now)
     if n is not None:
         batch = n * spec.training.micro_batch_size * spec.world_size
-        yield (
-            f"{lead}{plural(n, 'micro-batch')} per step instead of {now} "
-            f"(training.global_batch_size {batch})"
-        )
+        yield f"{lead}{plural(n, 'micro-batch')} per step instead of {now} (training.global_batch_size {batch})"
         lead = "or "
     if windows.stall_s(known.sizes.shard_bytes if known.sizes else 0) > 0:
         rate = windows.bytes_per_s
