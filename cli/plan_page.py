@@ -93,7 +93,7 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
         f"{plural(training.max_steps, 'step')}"
     )
     batch = (
-        f"batch {training.global_batch_size} = {plural(training.world, 'rank')} x "
+        f"batch {training.global_batch_size:,} = {plural(training.world, 'rank')} x "
         f"{plural(training.micro_batch_size, 'sample')} x {plural(plan.iteration.micro_batches, 'pass')}"
     )
     if training.tokens_per_step is not None:

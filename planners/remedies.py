@@ -17,6 +17,7 @@ from .words import UNITS, duration, plural, share, size, three_digits
 
 MOST_MICRO_BATCHES = 2**20
 MOST_BUDGETS = 8
+LONG_S = 1e-3
 MARGIN = 1e-6
 """What is asked for is rounded up by this much, so that it is enough."""
 
@@ -37,9 +38,11 @@ def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters
         _pace(windows, shard, pace),
     ]
     slice_bytes = parameters[0].slice_bytes
+    slice_s = slice_bytes / windows.bytes_per_s
+    waits = "so nothing ever waits long for one" if slice_s <= LONG_S else "as long as an update may wait for the last"
     lines.append(
         f"forward and backward windows run at the same pace, so their bytes are as their times; a slice of "
-        f"{size(slice_bytes)} takes {duration(slice_bytes / windows.bytes_per_s)}, so nothing ever waits long for one"
+        f"{size(slice_bytes)} takes {duration(slice_s)}, {waits}"
     )
     return lines
 
