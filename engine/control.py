@@ -119,8 +119,7 @@ class Control:
         changed = decision is not None
         if not early:
             self.looks += 1
-            if decision is None:
-                self._tell_excess(step, reporter, before, figures)
+            self._tell_excess(step, reporter, before, figures)
             changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
             changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
         if reporter.active and changed:

@@ -212,7 +212,7 @@ def excess_of_given(rule: Rule, setting: Setting, figures: Figures) -> str | Non
     auto = rule.memory_auto if rule.memory else rule.slow_auto
     given = rule.memory or rule.slow
     over = (figures.typical_s + figures.slowed_s) / setting.snapshots > rule.budget * figures.plain_s(setting)
-    if auto or setting.snapshots != given or not over:
+    if auto or setting.snapshots != given or not over or _breaks(rule, setting, figures):
         return None
     fits = _affordable(figures.snapshot_s, rule.budget * figures.plain_s(setting))
     return f"{_reason(rule, setting, figures)}; every: {given} is given and stays, every: auto would take {fits}"

@@ -242,3 +242,11 @@ def test_a_little_over_the_budget_a_given_interval_is_kept_and_the_cost_is_told(
     assert words.endswith(f"would take {math.ceil(wait_s / (0.01 * plain_s))}")
     assert excess_of_given(rule(1, 3, budget=0.9), run.setting, figures) is None
     assert excess_of_given(rule(1, 3, auto="memory"), run.setting, figures) is None
+
+
+def test_an_interval_is_called_kept_or_changed_but_never_both() -> None:
+    given, before = rule(1, 10), Setting(1, 10)
+    for wait_s in (0.0005, 0.002, 0.005, 0.011, 0.02, 0.05, 0.8):
+        figures = Figures(0.1 + wait_s, wait_s, 0.0, 0.0, 0.0, wait_s / 0.1, wait_s)
+        decision, told = decide(given, before, figures), excess_of_given(given, before, figures)
+        assert (told is not None) == (decision is None and wait_s > 0.001), wait_s
