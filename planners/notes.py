@@ -67,6 +67,9 @@ def plan_warnings(
 ) -> list[str]:
     """Return what does not fit, costs more than allowed, or will not do what it seems to."""
     lines = memory_warnings(memory)
+    chosen = spec.cluster.accelerator
+    if chosen != "auto" and spec.cluster.device != "auto" and (chosen == "cpu") != (spec.cluster.device == "cpu"):
+        lines.append(f"planned for cluster.accelerator {chosen}, but cluster.device is {spec.cluster.device}")
     if 0 < machine.accelerator_count < spec.cluster.workers_per_node:
         lines.append(
             f"{plural(spec.cluster.workers_per_node, 'worker')} per node share "

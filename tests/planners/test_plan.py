@@ -309,3 +309,21 @@ def test_a_plan_with_an_unknown_key_is_refused(make_spec: MakeSpec, laptop: Mach
     document["iteration"]["coffee_s"] = 1
     with pytest.raises(ValueError, match="coffee_s"):
         plan_from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator", "said"),
+    [
+        ("cpu", "h100", True),
+        ("cuda", "cpu", True),
+        ("cuda", "h100", False),
+        ("auto", "h100", False),
+        ("cpu", "auto", False),
+    ],
+)
+def test_a_plan_for_another_device_than_the_spec_trains_on_says_so(
+    make_spec: MakeSpec, laptop: Machine, device: str, accelerator: str, said: bool
+) -> None:
+    cluster = {"workers_per_node": 2, "device": device, "accelerator": accelerator}
+    warnings = make_plan(make_spec(cluster=cluster), laptop).warnings
+    assert any(line.startswith("planned for cluster.accelerator") for line in warnings) == said
