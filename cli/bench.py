@@ -100,7 +100,7 @@ def _measure(
     with own_places(run, measured, plan, info, console, fresh=True) as memory:
         replace(run.spec, json.dumps(spec_to_json(measured)).encode())
         replace(run.plan, json.dumps(plan.to_json()).encode())
-        _announce(console, spec, plan, run, methods)
+        _announce(console, spec, plan, run, methods, options)
         launcher = BenchLauncher(run, measured, plan, memory, run_id, paths)
         wanted = Wanted(methods, options.blocks, options.steps_per_block, BUDGET_S)
         with BenchView(console, lines_of(run)) as view:
@@ -110,17 +110,19 @@ def _measure(
     return to_document(spec, plan, view.lines, time.monotonic() - started)
 
 
-def _announce(console: Console, spec: Spec, plan: Plan, run: RunDir, methods: Sequence[str]) -> None:
+def _announce(console: Console, spec: Spec, plan: Plan, run: RunDir, methods: Sequence[str], options: Options) -> None:
     """What is about to be compared, and for about how long."""
     labels = ", ".join(METHODS[name].label for name in methods)
     far = [tier.type for tier in spec.tiers if tier.type not in ("memory", "disk")]
     left_out = f" (the {' and '.join(far)} tier is left out)" if far else ""
     left_out += "" if spec.memory_tier or spec.disk_tier else " (not by dtrain: the spec has no memory or disk tier)"
+    chosen = options.blocks is not None or options.steps_per_block is not None
+    usual = "" if chosen else "some two minutes, more where a step takes over a second; "
     for line in (
         f"{spec.name}: {plural(spec.world_size, 'rank')}, {human_bytes(plan.model.state_bytes)} of state",
         f"every step stored by: nothing, {labels}{left_out}",
         f"in {run.root}, which is removed at the end",
-        "some two minutes, more where a step takes over a second; each is tried first, then the time is told",
+        f"{usual}each method is tried first, then the time is told",
     ):
         console.print(line, soft_wrap=True)
 

@@ -18,6 +18,7 @@ from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
 from .refusal import Refused
+from .tables import fitting
 from .view_format import for_terminal, human_bytes, human_percent, human_seconds, plural
 
 HEADINGS = ("step", "interval", "blocked", "after", "CPU", "written")
@@ -73,7 +74,7 @@ def say(console: Console, found: Mapping[str, Any]) -> None:
     for cells in _rows(found):
         table.add_row(*(for_terminal(cell, ascii_only) for cell in cells))
     console.print()
-    console.print(table)
+    console.print(fitting(table, console.width) if console.is_terminal else table)
     console.print()
     for line in _notes(found):
         console.print(for_terminal(line, ascii_only), style="dim", soft_wrap=not console.is_terminal)

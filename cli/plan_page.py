@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..planners.document import Expected, Plan, TierPlan
-from ..planners.words import count, duration, plural, share, size, three_digits
+from ..planners.words import count, duration, plural, share, shares, size, three_digits
 from .plan_step import (
     ASCII,
     DRAWN_ENDS,
@@ -24,6 +24,7 @@ from .plan_step import (
     passes_lane,
     segments_of,
 )
+from .tables import fitting
 
 UNKNOWN = "?"
 INDENT = 2
@@ -45,12 +46,12 @@ def plan_page(plan: Plan, width: int, glyphs: Glyphs = UNICODE) -> RenderableTyp
     """Return the page, `width` columns wide at most."""
     parts: list[RenderableType] = [*_header(plan)]
     parts += [_title(_step_title(plan)), *_step(plan, width - 1, glyphs)]
-    parts += [_title("Storage parameters"), *_storage(plan)]
-    parts += [_title("Tiers"), *_tiers(plan)]
+    parts += [_title("Storage parameters"), *_storage(plan, width)]
+    parts += [_title("Tiers"), *_tiers(plan, width)]
     if plan.changes:
         parts += [_title("To store more often"), *_bullets(plan.changes, "")]
     parts += [_title("Memory"), *_memory(plan)]
-    parts += [_title("Expected"), *_expected(plan)]
+    parts += [_title("Expected"), *_expected(plan, width)]
     parts += [_title("Rests on"), *_bullets(plan.assumptions, "")]
     if plan.warnings:
         parts += [_title("Warnings", "bold yellow"), *_bullets(plan.warnings, "yellow")]
@@ -92,7 +93,7 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
         f"{plural(training.max_steps, 'step')}"
     )
     batch = (
-        f"batch {training.global_batch_size} = {plural(training.world, 'rank')} x "
+        f"batch {training.global_batch_size:,} = {plural(training.world, 'rank')} x "
         f"{plural(training.micro_batch_size, 'sample')} x {plural(plan.iteration.micro_batches, 'pass')}"
     )
     if training.tokens_per_step is not None:
@@ -187,7 +188,7 @@ def _lane(name: str, drawing: Text) -> Padding:
     return Padding(Text.assemble((f"{name:<{LABEL_COLUMNS}}", "dim"), drawing), (0, 0, 0, INDENT))
 
 
-def _storage(plan: Plan) -> Iterator[RenderableType]:
+def _storage(plan: Plan, width: int) -> Iterator[RenderableType]:
     """List the two sets of storage parameters."""
     if not plan.tiers:
         yield _line("no tiers: nothing is copied")
@@ -200,14 +201,14 @@ def _storage(plan: Plan) -> Iterator[RenderableType]:
         used = UNKNOWN if bytes_ is None or not seconds else share(bytes_ / plan.storage.bytes_per_s / seconds)
         shown = UNKNOWN if bytes_ is None else size(bytes_)
         table.add_row(name, str(side.windows), shown, size(side.slice_bytes), used, ", ".join(side.tiers))
-    yield Padding(table, (0, 0, 0, INDENT))
+    yield Padding(fitting(table, width - INDENT), (0, 0, 0, INDENT))
     if plan.model.state_bytes_per_rank is None or plan.storage.copy_s is None:
         yield _line("the shard's size is not known before the model is built")
         return
     yield from _bullets(plan.why, "")
 
 
-def _tiers(plan: Plan) -> Iterator[RenderableType]:
+def _tiers(plan: Plan, width: int) -> Iterator[RenderableType]:
     if not plan.tiers:
         yield _line("none: a fault starts the run again from step 0", "yellow")
         return
@@ -222,7 +223,7 @@ def _tiers(plan: Plan) -> Iterator[RenderableType]:
             UNKNOWN if tier.peak_bytes is None else size(tier.peak_bytes),
             ", ".join(tier.survives),
         )
-    yield Padding(table, (0, 0, 0, INDENT))
+    yield Padding(fitting(table, width - INDENT), (0, 0, 0, INDENT))
     for tier in plan.tiers:
         if tier.auto:
             yield _line(f"{tier.type} {_every(tier)}: {tier.why}", "dim")
@@ -254,20 +255,20 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
         yield _line(f"node {size(need.host_bytes_per_node)}{limit} host memory{slots}")
 
 
-def _expected(plan: Plan) -> Iterator[RenderableType]:
+def _expected(plan: Plan, width: int) -> Iterator[RenderableType]:
     """Say what checkpoints cost, and what each kind of fault costs."""
     expected, step_s = plan.expected, plan.iteration.step_s
     if expected.overhead is None or expected.goodput is None or step_s is None:
         yield _line("not known without times: use --profile")
         return
+    cost, allowed = shares(expected.overhead, expected.budget)
     yield _line(
-        f"overhead {share(expected.overhead)} of the step time (allowed {share(expected.budget)}), "
-        f"stall {duration(expected.stall_s or 0.0)} per step"
+        f"overhead {cost} of the step time (allowed {allowed}), stall {duration(expected.stall_s or 0.0)} per step"
     )
     table = _table("when", "once in", "lost work", "runs again after", "read from")
     for kind, words in KINDS.items():
         table.add_row(words, *_fault(plan, expected, kind, step_s))
-    yield Padding(table, (0, 0, 0, INDENT))
+    yield Padding(fitting(table, width - INDENT), (0, 0, 0, INDENT))
     yield _line(f"goodput {share(expected.goodput)} of the wall time goes into steps that last")
 
 
@@ -278,7 +279,12 @@ def _fault(plan: Plan, expected: Expected, kind: str, step_s: float) -> tuple[st
     source = next((tier.type for tier in plan.tiers if kind in tier.survives), "nothing")
     return (
         "not given" if mean_s is None else duration(mean_s),
-        UNKNOWN if steps is None else f"{three_digits(steps)} steps, {duration(steps * step_s)}",
+        UNKNOWN if steps is None else f"{_few(steps)} steps, {duration(steps * step_s)}",
         UNKNOWN if wait_s is None else duration(wait_s),
         source,
     )
+
+
+def _few(steps: float) -> str:
+    """Steps and parts of steps; a thousandth is exact enough."""
+    return "< 0.001" if 0 < steps < 1e-3 else three_digits(steps)

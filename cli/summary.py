@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..tiers.layout import RunDir
 from ..tiers.memory import memory_dir
+from .tables import fitting
 from .view_events import describe_fault, evaluation_words
 from .view_figures import Figure, figures
 from .view_format import for_terminal, human_bytes, human_loss, human_ratio, human_seconds, near, plural
@@ -39,7 +40,7 @@ def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome:
         console.print()
         # In a file the numbers are never cut to a width that means nothing there.
         width = console.width if console.is_terminal else max(TABLE_WIDTH, console.width)
-        console.print(_table(state, plan, ascii_only), width=width, crop=console.is_terminal)
+        console.print(fitting(_table(state, plan, ascii_only), width), width=width, crop=console.is_terminal)
         console.print(Text(for_terminal(_footnote(state), ascii_only), style="dim"), soft_wrap=not console.is_terminal)
 
 

@@ -58,11 +58,13 @@ def _settled(plan: Mapping[str, Any]) -> list[Figure]:
     if not measured:
         return []
     rate, cost = _figure(_part(plan, "storage"), "bytes_per_s"), _figure(_part(plan, "expected"), "overhead")
+    step = _figure(measured, "step")
+    upto = "" if step is None else f" up to step {step:.0f}"
     return [
         Figure(
             "copy_bytes_per_s", "copy, per second and rank", rate, _figure(measured, "copy_bytes_per_s"), human_bytes
         ),
-        Figure("cost", "overhead, slower passes too", cost, _figure(measured, "overhead"), human_percent),
+        Figure("cost", f"overhead{upto}, slower passes too", cost, _figure(measured, "overhead"), human_percent),
     ]
 
 

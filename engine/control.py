@@ -98,14 +98,13 @@ class Control:
         passes = self.spec.micro_batches
         self.passes.append((metrics["forward_s"] / passes, metrics["backward_s"] / passes))
         if self.window.full:
-            self._look(step, reporter, early=False)
+            self._look(step, reporter)
             self.window.restart()
             self.passes.clear()
-        elif self.window.early:
-            self.window.looked_early = True
-            self._look(step, reporter, early=True)
+        elif early := self.window.early():
+            self._look(step, reporter, early)
 
-    def _look(self, step: int, reporter: Reporter, *, early: bool) -> None:
+    def _look(self, step: int, reporter: Reporter, early: int = 0) -> None:
         mine = self.window.figures().values()
         forward_s, backward_s = (median(times) for times in zip(*self.passes, strict=True))
         byte_s = self.snapshots.copier.moving_s / max(1, self.snapshots.constant_bytes)

@@ -26,7 +26,8 @@ from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
 from .context import die_with_parent, pick_device, share_cores
 from .data.build import Batches, build_data
-from .entry import UserCodeError, UserCodeFailed, add_import_paths
+from .data.text import DataError
+from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
 from .forks import LAUNCHER
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
@@ -105,7 +106,7 @@ def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo]
     device = pick_device(spec.cluster.device, 0)
     with _neighbours(spec, import_paths) if device.type == "cpu" else contextlib.nullcontext() as ready:
         rank = _Rank(spec, device)
-        rank.step()
+        rank.warm_up()
         if ready is not None:
             ready()
         steps = [rank.step() for _ in range(REPEATS)]
@@ -137,7 +138,13 @@ class _Rank:
             rank=0,
             world=spec.world_size,
         )
-        self.batch = to_device(batches.get(0, 0), device)
+        with _told_as_theirs("reading the first batch"):
+            self.batch = to_device(batches.get(0, 0), device)
+
+    def warm_up(self) -> None:
+        """Make the first step, in which code of the spec shows whether it works at all."""
+        with _told_as_theirs("the model's first step"):
+            self.step()
 
     def step(self) -> tuple[float, float, float]:
         """One pass and one update; returns the seconds of forward, backward and update.
@@ -155,6 +162,17 @@ class _Rank:
         clip_gradients(self.model, self.spec.training.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.spec.micro_batches == 1)
+
+
+@contextlib.contextmanager
+def _told_as_theirs(what: str) -> Iterator[None]:
+    """Raise errors of the spec's code as UserCodeFailed; what is already put in words stays as it is."""
+    try:
+        yield
+    except (UserCodeError, UserCodeFailed, DataError):
+        raise
+    except Exception as error:
+        raise UserCodeFailed(told(error, f"{what} failed")) from error
 
 
 @contextlib.contextmanager
@@ -224,7 +242,7 @@ def main() -> int:
 def _compute_on(spec: Spec) -> NoReturn:
     """Make steps until killed."""
     rank = _Rank(spec, torch.device("cpu"))
-    rank.step()
+    rank.warm_up()
     sys.stdout.write(READY)
     sys.stdout.flush()
     while True:

@@ -26,12 +26,14 @@ from itertools import groupby
 from statistics import fmean, median
 
 from .intervals import DRAIN_SHARE, NEVER
-from .words import duration, share
+from .words import duration, share, shares
 
 WARM_UP_STEPS = 2
 """First steps of an attempt, which take longer for many reasons."""
 EARLY_SNAPSHOTS = 4
 """After these the interval is widened already if they cost very much."""
+SPENT_SNAPSHOTS, SPENT_SHARE = (1, 2), 0.5
+"""After these already, if they alone took this part of what the whole run may spend and the interval is `auto`."""
 EARLY_TIMES_BUDGET, EARLY_WAIT_S = 4.0, 0.01
 """What is very much: so many times the budget, and a wait that is no accident of a machine that is busy."""
 WINDOW_STEPS, WINDOW_SNAPSHOTS = 16, 6
@@ -116,6 +118,8 @@ class Figures:
     """Part of the time of the whole attempt so far that was waited for snapshots."""
     typical_s: float
     """Median wait per snapshot: what a busy machine does now and then does not count."""
+    spent_s: float = 0.0
+    """Time of the whole attempt so far that was waited for snapshots."""
 
     @property
     def snapshot_s(self) -> float:
@@ -150,9 +154,11 @@ def first_setting(rule: Rule) -> Setting:
     return Setting(memory, _multiple(rule.slow, memory) if rule.slow_auto else rule.slow)
 
 
-def decide(rule: Rule, setting: Setting, figures: Figures, *, early: bool = False) -> Decision | None:
-    """Return other intervals when the figures call for them; `early`: only when they cry for them."""
+def decide(rule: Rule, setting: Setting, figures: Figures, *, early: int = 0) -> Decision | None:
+    """Return other intervals when the figures call for them; after only `early` snapshots when they cry for them."""
     if early and not _cries(rule, setting, figures):
+        return None
+    if early in SPENT_SNAPSHOTS and not _spends_all(rule, setting, figures):
         return None
     snapshots = _snapshots(rule, setting, figures)
     slow = setting.slow
@@ -172,6 +178,11 @@ def decide(rule: Rule, setting: Setting, figures: Figures, *, early: bool = Fals
 def _cries(rule: Rule, setting: Setting, figures: Figures) -> bool:
     costly = figures.wait_s / setting.snapshots > EARLY_TIMES_BUDGET * rule.budget * figures.plain_s(setting)
     return costly and figures.typical_s > EARLY_WAIT_S
+
+
+def _spends_all(rule: Rule, setting: Setting, figures: Figures) -> bool:
+    auto = rule.memory_auto if rule.memory else rule.slow_auto
+    return auto and figures.spent_s > SPENT_SHARE * rule.budget * rule.max_steps * figures.plain_s(setting)
 
 
 def _snapshots(rule: Rule, setting: Setting, figures: Figures) -> int:
@@ -201,7 +212,7 @@ def excess_of_given(rule: Rule, setting: Setting, figures: Figures) -> str | Non
     auto = rule.memory_auto if rule.memory else rule.slow_auto
     given = rule.memory or rule.slow
     over = (figures.typical_s + figures.slowed_s) / setting.snapshots > rule.budget * figures.plain_s(setting)
-    if auto or setting.snapshots != given or not over:
+    if auto or setting.snapshots != given or not over or _breaks(rule, setting, figures):
         return None
     fits = _affordable(figures.snapshot_s, rule.budget * figures.plain_s(setting))
     return f"{_reason(rule, setting, figures)}; every: {given} is given and stays, every: auto would take {fits}"
@@ -245,9 +256,10 @@ def _reason(rule: Rule, setting: Setting, figures: Figures) -> str:
     costs = [f"a snapshot costs {duration(figures.snapshot_s)}"]
     if figures.drain_s:
         costs.append(f"a drain {duration(figures.drain_s)} over {figures.drain_steps:.3g} steps")
-    words = f"{' and '.join(costs)}, a step takes {duration(plain_s)}: {share(overhead)}"
+    cost, allowed = shares(overhead, rule.budget)
+    words = f"{' and '.join(costs)}, a step takes {duration(plain_s)}: {cost}"
     total = f"; {share(figures.total)} so far" if figures.total > rule.budget else ""
-    return f"{words}{total}, max_overhead is {share(rule.budget)}{'' if overhead > rule.budget else ', there is room'}"
+    return f"{words}{total}, max_overhead is {allowed}{'' if overhead > rule.budget else ', there is room'}"
 
 
 @dataclass
@@ -267,7 +279,8 @@ class Window:
     waited_s: float = 0.0
     waits: list[float] = field(default_factory=list)
     """One per snapshot of the window."""
-    looked_early: bool = False
+    looked_early: int = 0
+    """Snapshots of the attempt when they were last looked at before the window was full."""
     _waiting_s: float = 0.0
 
     def add(self, sample: Sample) -> None:
@@ -285,10 +298,15 @@ class Window:
         if len(self.samples) < KEPT_SAMPLES or sample.marked or self.samples[-1].marked:
             self.samples.append(sample)
 
-    @property
-    def early(self) -> bool:
-        """Tell whether the first snapshots of the attempt are to be looked at now; once."""
-        return not self.looked_early and self.snapshots == EARLY_SNAPSHOTS
+    def early(self) -> int:
+        """Return how many snapshots the attempt has had, once each time that they are to be looked at already; else 0.
+
+        The same on every rank.
+        """
+        if self.snapshots <= self.looked_early or self.snapshots not in (*SPENT_SNAPSHOTS, EARLY_SNAPSHOTS):
+            return 0
+        self.looked_early = self.snapshots
+        return self.snapshots
 
     @property
     def full(self) -> bool:
@@ -308,6 +326,7 @@ class Window:
             drain_steps=drain_steps,
             total=self.waited_s / self.step_s if self.step_s > 0 else 0.0,
             typical_s=median(self.waits or [0.0]),
+            spent_s=self.waited_s,
         )
 
     def _excess(self, marked: Kind, other: Kind) -> float:

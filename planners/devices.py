@@ -231,25 +231,38 @@ def _core_traffic_bytes_per_s(machine: Machine) -> float:
 
 def assumptions(spec: Spec, machine: Machine, by_table: bool, measured: Measured | None, reached: Rates) -> list[str]:
     """Say in sentences which figures a plan rests on, and where each comes from; `by_table`: its times do."""
-    lines = [_compute_basis(spec, machine, reached)] if by_table else []
     given = spec.cluster.hardware
-    if spec.tiers and spec.cluster.channels.storage.bandwidth == "auto" and not _copy_measured(measured):
-        where = "into tmpfs" if machine.accelerator == "cpu" else "over PCIe into page-locked memory"
-        lines.append(f"storage channel: {size(reached.copy_bytes_per_s)}/s per rank {where}, digest included")
+    lines = [] if measured is None else ["passes and update: measured"]
+    if by_table:
+        traffic = f"{size(reached.update_bytes_per_s)}/s of memory traffic per rank"
+        lines = [_compute_basis(spec, machine, reached), f"update: {traffic}{_source(given.memory_bandwidth, None)}"]
+    if spec.tiers:
+        lines.append(_channel_basis(spec, machine, measured, reached))
     if spec.disk_tier is not None:
         source = _source(given.disk_bandwidth, _seen(measured).disk_bytes_per_s)
         lines.append(f"disk: {size(reached.disk_bytes_per_s)}/s per node, durable{source}")
     if spec.object_tier is not None:
         source = _source(given.object_bandwidth, _seen(measured).object_bytes_per_s)
         lines.append(f"object store: {size(reached.object_bytes_per_s)}/s per node, each object read back{source}")
-    if by_table and spec.world_size > 1 and machine.accelerator != "cpu":
+    if spec.world_size > 1 and (by_table or (measured is not None and measured.exchange_s is None)):
         across = f", {size(reached.network_bytes_per_s)}/s per rank between nodes" if spec.cluster.nodes > 1 else ""
-        lines.append(f"gradients: {size(reached.node_bytes_per_s)}/s per rank inside a node{across}")
+        lines.append(
+            f"gradients: {size(reached.sum_bytes_per_s or reached.node_bytes_per_s)}/s per rank inside a node{across}"
+        )
     return lines
 
 
-def _copy_measured(measured: Measured | None) -> bool:
-    return measured is not None and (measured.copy_bytes_per_s or measured.channel_bytes_per_s) is not None
+def _channel_basis(spec: Spec, machine: Machine, measured: Measured | None, reached: Rates) -> str:
+    """Say at which rate a rank copies its snapshots, and who says so."""
+    given, seen = spec.cluster.channels.storage.bandwidth, _seen(measured)
+    if given != "auto":
+        return f"storage channel: {size(given)}/s per rank (given)"
+    where = "into tmpfs" if machine.accelerator == "cpu" else "over PCIe into page-locked memory"
+    rate, source = seen.channel_bytes_per_s, " (measured)"
+    if not rate:
+        rate = with_digest(seen.copy_bytes_per_s) if seen.copy_bytes_per_s else reached.copy_bytes_per_s
+        source = " (copy measured)" if seen.copy_bytes_per_s else ""
+    return f"storage channel: {size(rate)}/s per rank {where}, digest included{source}"
 
 
 def _source(given: Literal["auto"] | float, measured: float | None) -> str:
@@ -269,6 +282,5 @@ def _compute_basis(spec: Spec, machine: Machine, reached: Rates) -> str:
     device = ACCELERATORS[machine.accelerator]
     share, peak = _compute(device, spec.training.precision)
     kind = "bf16" if spec.training.precision == "bf16-mixed" else "fp32"
-    return (
-        f"{machine.accelerator}: {share:.0%} of the dense {kind} peak of {peak / 1e12:,.3g} TFLOP/s ({device.source})"
-    )
+    part = f"{100 * share:.0f} % of the dense {kind} peak of {peak / 1e12:,.3g} TFLOP/s"
+    return f"{machine.accelerator}: {part} ({device.source})"

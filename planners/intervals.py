@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 DRAIN_SHARE = 0.8
 """A slower tier is planned to be busy for at most this part of the time."""
@@ -145,12 +146,13 @@ def _fitted(wanted: int, source_every: int, max_steps: int, divides: int | None)
     return source_every * min(least, most)
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors, smallest first; of more than `MOST_DIVIDED` only 1 and itself."""
     if number > MOST_DIVIDED:
-        return [1, number]
+        return (1, number)
     small = [part for part in range(1, math.isqrt(number) + 1) if number % part == 0]
-    return small + [number // part for part in reversed(small) if part * part != number]
+    return (*small, *(number // part for part in reversed(small) if part * part != number))
 
 
 def _sustained(write_s: float, lag_s: float, step_s: float) -> int:

@@ -87,12 +87,12 @@ def memory_need(
 def memory_warnings(need: MemoryNeed) -> list[str]:
     """Say what does not fit and what to change."""
     lines = []
-    if need.device_fits is False and need.device_bytes_per_rank and need.device_limit_bytes:
+    if need.device_fits is False and need.device_bytes_per_rank and need.device_limit_bytes is not None:
         lines.append(
             f"device memory: a rank needs {size(need.device_bytes_per_rank)} and {size(RESERVED_BYTES)} for the "
             f"runtime, the device has {size(need.device_limit_bytes)}; lower training.micro_batch_size or the model"
         )
-    if need.host_fits is False and need.host_bytes_per_node and need.host_limit_bytes:
+    if need.host_fits is False and need.host_bytes_per_node and need.host_limit_bytes is not None:
         lines.append(
             f"host memory: a node needs {size(need.host_bytes_per_node)}, it has {size(need.host_limit_bytes)}; "
             "use more nodes, fewer workers per node or a smaller model"

@@ -14,7 +14,7 @@ from .memory import MemoryNeed, memory_warnings
 from .schedule import left_out_factor
 from .sizes import Sizes
 from .times import StepTimes
-from .words import duration, plural, share
+from .words import duration, plural, shares
 from .workload import Workload
 
 
@@ -67,6 +67,9 @@ def plan_warnings(
 ) -> list[str]:
     """Return what does not fit, costs more than allowed, or will not do what it seems to."""
     lines = memory_warnings(memory)
+    chosen = spec.cluster.accelerator
+    if chosen != "auto" and spec.cluster.device != "auto" and (chosen == "cpu") != (spec.cluster.device == "cpu"):
+        lines.append(f"planned for cluster.accelerator {chosen}, but cluster.device is {spec.cluster.device}")
     if 0 < machine.accelerator_count < spec.cluster.workers_per_node:
         lines.append(
             f"{plural(spec.cluster.workers_per_node, 'worker')} per node share "
@@ -78,9 +81,10 @@ def plan_warnings(
     lines += _late_warnings(spec, every, costs, step_s)
     if expected.overhead is not None and expected.overhead > expected.budget:
         given = any(tier.every != "auto" for tier in spec.tiers)
+        cost, allowed = shares(expected.overhead, expected.budget)
         lines.append(
-            f"checkpoints cost {share(expected.overhead)} of the step time, checkpoint.max_overhead allows "
-            f"{share(expected.budget)}; " + ("use every: auto or allow more" if given else "allow more")
+            f"checkpoints cost {cost} of the step time, checkpoint.max_overhead allows {allowed}; "
+            + ("use every: auto or allow more" if given else "allow more")
         )
     if expected.goodput == 0:
         lines.append("faults would take all the time: lost work and recovery exceed the time between faults")
@@ -98,9 +102,10 @@ def _late_warnings(spec: Spec, every: Mapping[str, int], costs: Costs, step_s: f
             continue
         follows = f"the training will wait for the {_PLACES[tier.type]}" if waits else "checkpoints will be left out"
         remedy = "" if tier.every == "auto" else " (use every: auto)"
+        begins = "" if waits else f" and begins {duration(lag_s)} after its update"
         lines.append(
-            f"{tier.type}: one write takes {duration(write_s)}, {plural(steps, 'step')} take "
-            f"{duration(steps * step_s)}; {follows}{remedy}"
+            f"{tier.type}: one write takes {duration(write_s)}{begins}, one is due every {duration(steps * step_s)}; "
+            f"{follows}{remedy}"
         )
     return lines
 

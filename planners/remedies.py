@@ -11,11 +11,13 @@ from .costs import Costs, backlog_s
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
 from .known import Known
-from .schedule import left_out_factor
+from .schedule import cost_per_step_s, left_out_factor, tier_intervals
 from .windows import FINISH_AT, StorageParameters, Windows
-from .words import duration, plural, share, size, three_digits
+from .words import UNITS, duration, plural, share, size, three_digits
 
 MOST_MICRO_BATCHES = 2**20
+MOST_BUDGETS = 8
+LONG_S = 1e-3
 MARGIN = 1e-6
 """What is asked for is rounded up by this much, so that it is enough."""
 
@@ -36,9 +38,11 @@ def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters
         _pace(windows, shard, pace),
     ]
     slice_bytes = parameters[0].slice_bytes
+    slice_s = slice_bytes / windows.bytes_per_s
+    waits = "so nothing ever waits long for one" if slice_s <= LONG_S else "as long as an update may wait for the last"
     lines.append(
         f"forward and backward windows run at the same pace, so their bytes are as their times; a slice of "
-        f"{size(slice_bytes)} takes {duration(slice_bytes / windows.bytes_per_s)}, so nothing ever waits long for one"
+        f"{size(slice_bytes)} takes {duration(slice_s)}, {waits}"
     )
     return lines
 
@@ -68,7 +72,7 @@ def changes(known: Known, every: Mapping[str, Interval]) -> list[str]:
     if costs is None or step_s is None or known.windows is None or known.sizes is None or not every:
         return []
     first = next(iter(every))
-    lines = list(_for_every_step(known, costs, step_s)) if first == "memory" else []
+    lines = list(_for_every_step(known)) if first == "memory" else []
     before: Interval | None = None
     for tier in known.spec.slow_tiers:
         source = before.steps if before else every[first].steps
@@ -77,39 +81,58 @@ def changes(known: Known, every: Mapping[str, Interval]) -> list[str]:
     return lines
 
 
-def _for_every_step(known: Known, costs: Costs, step_s: float) -> Iterator[str]:
-    """What lets a snapshot of every step keep within the budget; nothing if it does already."""
+def _for_every_step(known: Known) -> Iterator[str]:
+    """What lets a snapshot of every step, and the drains beside it, keep within the budget; nothing if they do."""
     spec, windows = known.spec, known.windows
     assert windows is not None
-    budget = spec.checkpoint.max_overhead
-    if costs.snapshot_s <= budget * step_s:
+    if _keeps_within(known):
         return
-    lead = "a snapshot of every step within max_overhead needs"
-    n = _least(lambda n: _within(known, costs, replace(windows, micro_batches=n)), windows.micro_batches)
+    drains = " with the drains" if known.machine.accelerator == "cpu" and spec.slow_tiers else ""
+    lead, now = f"a snapshot of every step{drains} within max_overhead needs ", windows.micro_batches
+    n = _least(lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n))), now)
     if n is not None:
         batch = n * spec.training.micro_batch_size * spec.world_size
-        yield (
-            f"{lead} {plural(n, 'micro-batch')} per step instead of {windows.micro_batches} "
-            f"(training.global_batch_size {batch})"
-        )
-    factor = _least(lambda k: _within(known, costs, replace(windows, bytes_per_s=windows.bytes_per_s * k / 1000)), 1000)
-    if costs.snapshot_stall_s > 0 and factor is not None:
-        yield (
-            f"or a copy at {size(windows.bytes_per_s * factor / 1000)}/s per rank instead of "
-            f"{size(windows.bytes_per_s)}/s (cluster.channels.storage.bandwidth)"
-        )
-    needed = costs.snapshot_s / step_s
-    if needed <= 1:
-        yield f"or checkpoint.max_overhead {_up(100 * needed)}% instead of {share(budget)}"
+        yield f"{lead}{plural(n, 'micro-batch')} per step instead of {now} (training.global_batch_size {batch})"
+        lead = "or "
+    if windows.stall_s(known.sizes.shard_bytes if known.sizes else 0) > 0:
+        rate = windows.bytes_per_s
+        k = _least(lambda k: _keeps_within(replace(known, windows=replace(windows, bytes_per_s=rate * k / 1000))), 1000)
+        if k is not None:
+            yield (
+                f"{lead}a copy at {_rate(rate * k / 1000)} per rank instead of {size(rate)}/s "
+                "(cluster.channels.storage.bandwidth)"
+            )
+            lead = "or "
+    budget = _budget(known)
+    if budget is not None:
+        yield f"{lead}checkpoint.max_overhead {budget}% instead of {share(spec.checkpoint.max_overhead)}"
 
 
-def _within(known: Known, costs: Costs, windows: Windows) -> bool:
-    """Tell whether a snapshot of every step would keep within the budget if these were the windows."""
-    assert known.sizes is not None
-    assert known.times is not None
-    step_s = windows.window_s + known.times.exchange_s + known.times.optimizer_s
-    cost_s = windows.stall_s(known.sizes.shard_bytes) + costs.snapshot_cpu_s
-    return cost_s <= known.spec.checkpoint.max_overhead * step_s
+def _overhead(known: Known) -> float:
+    """What a snapshot of every step, and the drains that are planned beside it, take of a step; waits not counted."""
+    costs, step_s = known.costs, known.step_s
+    assert costs is not None
+    assert step_s is not None
+    steps = {kind: interval.steps for kind, interval in tier_intervals(known).items()} | {"memory": 1}
+    return cost_per_step_s(known, costs, steps, step_s, waits=False)[0] / step_s
+
+
+def _keeps_within(known: Known) -> bool:
+    return _overhead(known) <= known.spec.checkpoint.max_overhead
+
+
+def _budget(known: Known) -> float | None:
+    """Return the least `max_overhead`, in percent, that is enough; None: more than all of the time."""
+    percent = 0.0
+    for _ in range(MOST_BUDGETS):  # with more of it, an `auto` tier may be written more often
+        checkpoint = known.spec.checkpoint.model_copy(update={"max_overhead": percent / 100})
+        needed = 100 * _overhead(replace(known, spec=known.spec.model_copy(update={"checkpoint": checkpoint})))
+        if needed <= percent:
+            return percent
+        percent = _up(needed)
+        if percent > 100:
+            return None
+    return None
 
 
 def _least(holds: Callable[[int], bool], above: int) -> int | None:
@@ -149,16 +172,29 @@ def _for_a_slow_tier(
         needed = costs.drain_cpu_s / (source * step_s) + costs.snapshot_s / (source * step_s)
         yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
         return
-    room_s = (
-        wanted * step_s if tier.waits and not behind else min(wanted * step_s - lag_s, DRAIN_SHARE * wanted * step_s)
-    )
-    room_s -= OBJECT_COMMIT_S if kind == "object" else DISK_COMMIT_S
-    if room_s > 0:
+    room_s = _room_s(tier.waits and not behind, late, lag_s, wanted * step_s)
+    commit_s = OBJECT_COMMIT_S if kind == "object" else DISK_COMMIT_S
+    if room_s > commit_s:
         node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node if known.sizes else 0
-        rate = (2 if kind == "object" else 1) * node_bytes / room_s
-        yield f"{words} needs {size(rate * (1 + MARGIN))}/s per node (cluster.hardware.{kind}_bandwidth)"
+        rate = (2 if kind == "object" else 1) * node_bytes / (room_s - commit_s)
+        yield f"{words} needs {_rate(rate)} per node (cluster.hardware.{kind}_bandwidth)"
     else:
-        yield f"{words} needs longer steps: files are created, flushed and named within {duration(-room_s)} more"
+        left = f"{duration(room_s)} are left for a write" if room_s > 0 else "no time is left for a write"
+        yield f"{words} needs longer steps, at any rate: {left}, its files alone take {duration(commit_s)}"
+
+
+def _room_s(waits: bool, late: bool, lag_s: float, interval_s: float) -> float:
+    """Return how long a write may take: until the next one is due, and no more than its share of what is planned."""
+    if late:
+        return interval_s if waits else interval_s - lag_s
+    return min(interval_s - lag_s, DRAIN_SHARE * interval_s)
+
+
+def _rate(bytes_per_s: float) -> str:
+    """A rate that is enough, in the form that a spec takes."""
+    unit = size(bytes_per_s).split()[1]
+    amount = bytes_per_s * (1 + MARGIN) / 1024 ** UNITS.index(unit)
+    return f"{_up(amount):.12g} {unit}/s"
 
 
 def _up(value: float) -> float:

@@ -28,7 +28,7 @@ FINISH_AT = 0.75
 """Part of the window time after which the copy should be done."""
 PAGE_BYTES = 4096
 SLICE_S = 2e-4
-"""A slice takes at most this long, so that the copier can pause or stop between two of them."""
+"""A slice of more than the least takes at most this long, so that the copier can pause or stop between two of them."""
 SLICES_PER_WINDOW = 8
 """A window has at least about this many slices, so that the copy can be spread over it."""
 MIN_SLICE_BYTES = 64 * 1024
@@ -153,10 +153,10 @@ def storage_parameters(
 def slice_size(bytes_per_window: int, bytes_per_s: float) -> int:
     """Return the slice for windows of `bytes_per_window`: a power of two, at least a page.
 
-    The largest that the channel copies in 0.2 ms, but not more than an eighth of a window nor less than
-    64 KiB; a window smaller than that is one slice.
+    The largest that the channel copies in 0.2 ms, but not more than an eighth of a window; nor less than 64 KiB, for
+    a slow channel would be made slower by the handing over. A window smaller than that is one slice.
     """
-    by_time = DEFAULT_SLICE_BYTES if math.isinf(bytes_per_s) else bytes_per_s * SLICE_S
+    by_time = DEFAULT_SLICE_BYTES if math.isinf(bytes_per_s) else max(bytes_per_s * SLICE_S, MIN_SLICE_BYTES)
     by_window = max(bytes_per_window / SLICES_PER_WINDOW, MIN_SLICE_BYTES)
     wanted = min(by_time, by_window, MAX_SLICE_BYTES, max(bytes_per_window, PAGE_BYTES))
     return max(PAGE_BYTES, int(2 ** math.floor(math.log2(wanted)))) if wanted >= 1 else PAGE_BYTES

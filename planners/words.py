@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(bytes_: float) -> str:
     """Bytes in the largest unit that keeps the figure at 1 or more: `4.95 MiB`."""
     value = float(bytes_)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+    for unit in UNITS:
         if value < 1024 or unit == "PiB":
             break
         value /= 1024
@@ -47,6 +48,16 @@ def share(fraction: float) -> str:
     if 99.95 <= percent < 100:
         return f"{min(percent, 99.99):.2f} %"
     return f"{three_digits(percent)} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def shares(one: float, other: float) -> tuple[str, str]:
+    """Two fractions that are compared: with as many digits as it takes to tell them apart."""
+    texts = share(one), share(other)
+    digits = 3
+    while texts[0] == texts[1] and one != other and digits <= 15:
+        texts = f"{100 * one:.{digits}g} %", f"{100 * other:.{digits}g} %"
+        digits += 1
+    return texts
 
 
 def plural(number: float, noun: str) -> str:

@@ -9,11 +9,14 @@ from pydantic import Field
 from .block import Block
 from .units import PositiveInt, WholeNumber
 
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+"""Ten times the deepest transformer published (DeepNet, arXiv:2203.00555); each is some ten tensors to count."""
+
 
 class Decoder(Block):
     """Sizes of a llama-style decoder."""
 
-    n_layers: PositiveInt
+    n_layers: Layers
     """Number of transformer blocks."""
     d_model: PositiveInt
     """Width of the residual stream."""
@@ -66,7 +69,7 @@ class EncoderShape(Block):
 
     family: Literal["encoder"]
     """Kind of network."""
-    n_layers: PositiveInt
+    n_layers: Layers
     """Number of transformer blocks."""
     d_model: PositiveInt
     """Width of the residual stream."""
@@ -96,7 +99,7 @@ class DiffusionShape(Block):
 
     family: Literal["diffusion"]
     """Kind of network."""
-    n_layers: PositiveInt
+    n_layers: Layers
     """Number of transformer blocks."""
     d_model: PositiveInt
     """Width of the residual stream."""

@@ -25,6 +25,11 @@ FLOPS: dict[str, float] = {
 }
 SECONDS: dict[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
+LEAST_SECONDS, MOST_SECONDS = 1e-6, 9e9
+"""A microsecond to 285 years: what clocks and waits of the standard library can take."""
+LEAST_RATE, MOST_RATE = 1.0, 1e30
+"""Per second. Outside of it there is no hardware, and durations would be no numbers."""
+
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z%/]*)\s*")
 
 
@@ -54,6 +59,12 @@ def _finite(number: float, what: str) -> float:
     return number
 
 
+def _within(number: float, least: float, most: float, what: str, unit: str) -> float:
+    if not least <= number <= most:
+        raise ValueError(f"a {what} must be from {least:g} to {most:g} {unit}")
+    return number
+
+
 def parse_bytes(value: object) -> int:
     """`10GiB`, `512 MB` or a number of bytes → bytes."""
     number = _number(value, "size", "10GiB")
@@ -66,7 +77,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_bandwidth(value: object) -> float:
-    """`10GiB/s`, `100Gbit/s` or a number → bytes per second; must be above 0."""
+    """`10GiB/s`, `100Gbit/s` or a number → bytes per second, at least 1."""
     number = _number(value, "bandwidth", "10GiB/s")
     if number is None:
         amount, unit = _split(str(value), "bandwidth", "10GiB/s")
@@ -74,22 +85,18 @@ def parse_bandwidth(value: object) -> float:
         if not unit.upper().endswith("/S") or base not in BYTES | BITS:
             raise ValueError(f"unknown unit of bandwidth {unit!r}; write it like 10GiB/s or 100Gbit/s")
         number = amount * (BYTES | BITS)[base]
-    if number <= 0:
-        raise ValueError("a bandwidth must be above 0")
-    return _finite(number, "bandwidth")
+    return _within(number, LEAST_RATE, MOST_RATE, "bandwidth", "bytes/s")
 
 
 def parse_seconds(value: object) -> float:
-    """`30s`, `24h`, `500ms` or a number of seconds → seconds; must be above 0."""
+    """`30s`, `24h`, `500ms` or a number of seconds → seconds, from a microsecond to 285 years."""
     number = _number(value, "time", "30s")
     if number is None:
         amount, unit = _split(str(value), "time", "30s")
         if unit and unit not in SECONDS:
             raise ValueError(f"unknown unit of time {unit!r}; use one of us, ms, s, min, h, d")
         number = amount * SECONDS[unit or "s"]
-    if number <= 0:
-        raise ValueError("a time must be above 0")
-    return _finite(number, "time")
+    return _within(number, LEAST_SECONDS, MOST_SECONDS, "time", "s")
 
 
 def parse_fraction(value: object) -> float:
@@ -106,16 +113,14 @@ def parse_fraction(value: object) -> float:
 
 
 def parse_flops(value: object) -> float:
-    """`400TFLOP/s`, `400e12` or a number → floating point operations per second; must be above 0."""
+    """`400TFLOP/s`, `400e12` or a number → floating point operations per second, at least 1."""
     number = _number(value, "rate of operations", "400TFLOP/s")
     if number is None:
         amount, unit = _split(str(value), "rate of operations", "400TFLOP/s")
         if unit and unit.upper() not in FLOPS:
             raise ValueError(f"unknown unit of operations {unit!r}; write it like 400TFLOP/s or 400e12")
         number = amount * FLOPS[unit.upper() or "FLOP/S"]
-    if number <= 0:
-        raise ValueError("a rate of operations must be above 0")
-    return _finite(number, "rate of operations")
+    return _within(number, LEAST_RATE, MOST_RATE, "rate of operations", "FLOP/s")
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]

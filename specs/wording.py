@@ -156,7 +156,7 @@ def _unit_hint(detail: ErrorDetails) -> str | None:
     """Return what the parser of a unit had to say, where it is more than the message."""
     error = detail.get("ctx", {}).get("error")
     text = str(error) if isinstance(error, ValueError) else ""
-    return text if text.startswith("unknown unit") else None
+    return text if text.startswith("unknown unit") or " must be from " in text else None
 
 
 def _spelling_hint(node: Node | None, wanted: str) -> str | None:

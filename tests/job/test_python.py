@@ -173,6 +173,11 @@ def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
     ended = job.do("plan", "spec.yaml", "--profile")
     assert ended.code == 0, ended.said
     assert "measured" in ended.said
+    failing = job.do("plan", "spec.yaml", "--profile", "model.entry=zoo:late")
+    assert failing.code == 70
+    assert "the model's first step failed: KeyError: 'DTRAIN_ATTEMPT'" in failing.said
+    assert "zoo.py" in failing.said
+    assert "dtrain/engine" not in failing.said
 
 
 @pytest.mark.parametrize(

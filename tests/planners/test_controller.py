@@ -66,10 +66,9 @@ class Run:
                 drained_at, self.drained = step, self.drained + 1
 
     def control(self, step: int) -> None:
-        early = self.window.early
+        early = self.window.early()
         if not (early or self.window.full):
             return
-        self.window.looked_early |= early
         decision = decide(self.rule, self.setting, self.window.figures(), early=early)
         if decision is not None:
             self.setting = decision.setting
@@ -116,6 +115,22 @@ def test_very_high_costs_are_acted_on_after_a_few_snapshots() -> None:
     (_, _), (step, setting), *_ = run.settings
     assert step == WARM_UP_STEPS + EARLY_SNAPSHOTS
     assert setting.memory >= 50
+
+
+@pytest.mark.parametrize("planned", [1, 22])
+@pytest.mark.parametrize("wait_s", [0.3, 3.0])
+def test_a_short_run_spends_no_more_than_its_budget_and_one_snapshot(planned: int, wait_s: float) -> None:
+    given = Rule(0.005, 220, planned, True, planned, True)
+    run = Machine(step_s=0.285, noise=0.02, wait_s=wait_s).run(given, 220)
+    assert run.waited_s <= 0.005 * run.total_s + wait_s
+    assert run.setting.memory >= 110
+
+
+def test_one_dear_snapshot_does_not_widen_an_interval_that_is_given_nor_one_of_a_long_run() -> None:
+    for given in (Rule(0.005, 220, 1, False, 10, True), Rule(0.005, 10**6, 1, True, 10, True)):
+        dear = Figures(0.6, 0.3, 0.0, 0.0, 0.0, 0.5, 0.3, spent_s=0.3)
+        assert decide(given, Setting(1, 10), dear, early=1) is None
+        assert decide(given, Setting(1, 10), dear, early=EARLY_SNAPSHOTS) is not None
 
 
 def test_a_little_too_much_is_no_alarm() -> None:
@@ -227,3 +242,11 @@ def test_a_little_over_the_budget_a_given_interval_is_kept_and_the_cost_is_told(
     assert words.endswith(f"would take {math.ceil(wait_s / (0.01 * plain_s))}")
     assert excess_of_given(rule(1, 3, budget=0.9), run.setting, figures) is None
     assert excess_of_given(rule(1, 3, auto="memory"), run.setting, figures) is None
+
+
+def test_an_interval_is_called_kept_or_changed_but_never_both() -> None:
+    given, before = rule(1, 10), Setting(1, 10)
+    for wait_s in (0.0005, 0.002, 0.005, 0.011, 0.02, 0.05, 0.8):
+        figures = Figures(0.1 + wait_s, wait_s, 0.0, 0.0, 0.0, wait_s / 0.1, wait_s)
+        decision, told = decide(given, before, figures), excess_of_given(given, before, figures)
+        assert (told is not None) == (decision is None and wait_s > 0.001), wait_s

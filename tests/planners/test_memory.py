@@ -54,3 +54,15 @@ def test_unknown_sizes_and_limits_are_not_judged() -> None:
     assert (need.device_bytes_per_rank, need.host_bytes_per_node) == (None, None)
     assert (need.device_fits, need.host_fits, need.slots_fit) == (None, None, None)
     assert memory_warnings(need) == []
+
+
+def test_a_limit_of_nothing_is_a_limit() -> None:
+    need = memory_need(
+        parts=PARTS,
+        shard_bytes=GIB,
+        workers_per_node=1,
+        device_limit_bytes=0,
+        host_limit_bytes=0,
+        shm_free_bytes=0,
+    )
+    assert len(memory_warnings(need)) == 3

@@ -13,6 +13,7 @@ from dtrain.planners.devices import with_digest
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
 from dtrain.planners.shards import TensorInfo
+from dtrain.specs.units import LEAST_RATE, LEAST_SECONDS, MOST_RATE, MOST_SECONDS
 
 CONTRACT: dict[str, set[str]] = {
     "model": {"parameters", "layers", "state_bytes", "state_bytes_per_rank"},
@@ -250,18 +251,20 @@ def test_the_plan_says_why(make_spec: MakeSpec, laptop: Machine) -> None:
     assert make_plan(make_spec(tiers=[]), laptop).why == ()
 
 
-@pytest.mark.parametrize("disk", ["1B/s", "1e300B/s"])
-@pytest.mark.parametrize("mtbf", [1e-300, 1e308])
+@pytest.mark.parametrize("disk", [LEAST_RATE, MOST_RATE])
+@pytest.mark.parametrize("flops", [LEAST_RATE, MOST_RATE])
+@pytest.mark.parametrize("mtbf", [LEAST_SECONDS, MOST_SECONDS])
 @pytest.mark.parametrize("every", ["auto", 1])
-def test_figures_that_no_machine_has_still_give_a_plan(
-    make_spec: MakeSpec, laptop: Machine, disk: str, mtbf: float, every: str | int
+def test_the_least_and_the_most_that_a_spec_can_give_make_a_plan(
+    make_spec: MakeSpec, laptop: Machine, disk: float, flops: float, mtbf: float, every: str | int
 ) -> None:
-    figures = {"disk_bandwidth": disk, "node_bandwidth": disk, "flops": 1e300, "memory_bandwidth": 1e300}
+    figures = {"disk_bandwidth": disk, "node_bandwidth": disk, "flops": flops, "memory_bandwidth": flops}
     cluster = {"workers_per_node": 2, "hardware": figures, "mtbf": {"process": mtbf, "node": mtbf}}
     channels = {"storage": {"bandwidth": disk, "shared": True}}
     tiers = [MEMORY_AUTO, {"type": "disk", "every": every}]
     plan = make_plan(make_spec(cluster=cluster | {"channels": channels}, tiers=tiers), laptop)
     assert read_back(plan) == plan
+    json.dumps(plan.to_json(), allow_nan=False)
 
 
 def test_a_batch_too_small_for_the_ranks_is_refused(make_spec: MakeSpec, laptop: Machine) -> None:
@@ -306,3 +309,21 @@ def test_a_plan_with_an_unknown_key_is_refused(make_spec: MakeSpec, laptop: Mach
     document["iteration"]["coffee_s"] = 1
     with pytest.raises(ValueError, match="coffee_s"):
         plan_from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator", "said"),
+    [
+        ("cpu", "h100", True),
+        ("cuda", "cpu", True),
+        ("cuda", "h100", False),
+        ("auto", "h100", False),
+        ("cpu", "auto", False),
+    ],
+)
+def test_a_plan_for_another_device_than_the_spec_trains_on_says_so(
+    make_spec: MakeSpec, laptop: Machine, device: str, accelerator: str, said: bool
+) -> None:
+    cluster = {"workers_per_node": 2, "device": device, "accelerator": accelerator}
+    warnings = make_plan(make_spec(cluster=cluster), laptop).warnings
+    assert any(line.startswith("planned for cluster.accelerator") for line in warnings) == said

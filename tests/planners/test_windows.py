@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dtrain.planners.windows import (
     DEFAULT_SLICE_BYTES,
     FINISH_AT,
+    MIN_SLICE_BYTES,
     PAGE_BYTES,
     StorageParameters,
     Windows,
@@ -84,7 +85,8 @@ def test_slices_are_powers_of_two_of_at_least_a_page(bytes_per_window: int, rate
     size = slice_size(bytes_per_window, rate)
     assert size >= PAGE_BYTES
     assert size & (size - 1) == 0
-    assert size <= max(PAGE_BYTES, rate * 1e-3)
+    assert size <= max(MIN_SLICE_BYTES, rate * 1e-3)
+    assert size >= min(MIN_SLICE_BYTES, bytes_per_window / 2), "a channel that is slow is not slowed further"
 
 
 def test_windows_share_by_time_and_finish_early() -> None:

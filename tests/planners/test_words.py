@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.planners.words import count, duration, plural, share, size
+from dtrain.planners.words import count, duration, plural, share, shares, size
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,16 @@ def test_plural() -> None:
     assert plural(4, "pass") == "4 passes"
     assert plural(2, "micro-batch") == "2 micro-batches"
     assert plural(1000, "step") == "1,000 steps"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (0.0104, 0.01, ("1.04 %", "1 %")),
+        (0.010001, 0.01, ("1.0001 %", "1 %")),
+        (0.02, 0.01, ("2 %", "1 %")),
+        (0.01, 0.01, ("1 %", "1 %")),
+    ],
+)
+def test_shares_that_differ_look_different(one: float, other: float, texts: tuple[str, str]) -> None:
+    assert shares(one, other) == texts

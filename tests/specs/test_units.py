@@ -42,8 +42,9 @@ HUGE = 10**400
 
 
 NO_SIZES: list[object] = ["10 cows", "", "-1", -1, True, None, [], HUGE, "1e400", "1e300PB", ".5GB"]
-NO_BANDWIDTHS: list[object] = ["10GiB", "3 MB", 0, "0B/s", HUGE, "1e400B/s", "1e308TB/s", "fast"]
-NO_TIMES: list[object] = ["1:30", "soon", 0, -3, "3 weeks", HUGE, float("nan"), float("inf")]
+NO_BANDWIDTHS: list[object] = ["10GiB", "3 MB", 0, 0.5, "1e-320B/s", "0B/s", HUGE, "1e400B/s", "1e308TB/s", "fast"]
+NO_TIMES: list[object] = ["1:30", "soon", 0, -3, 1e-300, 1e10, "3 weeks", HUGE, float("nan"), float("inf")]
+NO_RATES: list[object] = [0, -1, 0.5, 1e31, "1e-300", "400GB/s"]
 NO_FRACTIONS: list[object] = [2, "101%", "1 s", -0.1, HUGE, "half", False]
 
 
@@ -53,6 +54,7 @@ NO_FRACTIONS: list[object] = [2, "101%", "1 s", -0.1, HUGE, "half", False]
         *((parse_bytes, value) for value in NO_SIZES),
         *((parse_bandwidth, value) for value in NO_BANDWIDTHS),
         *((parse_seconds, value) for value in NO_TIMES),
+        *((parse_flops, value) for value in NO_RATES),
         *((parse_fraction, value) for value in NO_FRACTIONS),
     ],
 )

@@ -1,0 +1,104 @@
+"""What a plan promises, over jobs and machines of all sizes: its advice is enough, and better hardware never hurts."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planners.build import tiny
+
+from dtrain.planners.machine import Machine
+from dtrain.planners.plan import Plan, make_plan
+
+ADVICE = {
+    r"\(training\.global_batch_size (\d+)\)": ("training", "global_batch_size"),
+    r"a copy at (\S+ \S+) per rank": ("cluster", "channels", "storage", "bandwidth"),
+    r"checkpoint\.max_overhead (\S+%)": ("checkpoint", "max_overhead"),
+    r"needs (\S+ \S+) per node \(cluster\.hardware\.disk_bandwidth": ("cluster", "hardware", "disk_bandwidth"),
+    r"needs (\S+ \S+) per node \(cluster\.hardware\.object_bandwidth": ("cluster", "hardware", "object_bandwidth"),
+}
+"""What a line of `changes` asks for, and the key of the spec that takes it as it is written there."""
+Values = dict[str, Any]
+
+
+def every() -> st.SearchStrategy[Any]:
+    return st.one_of(st.just("auto"), st.sampled_from([1, 2, 3, 10, 100]))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Values, Machine]:
+    """The tiny job with other sizes, tiers, rates and budget, and a machine for it."""
+    nodes, workers = draw(st.sampled_from([1, 2, 64])), draw(st.sampled_from([1, 2, 8]))
+    samples, passes = draw(st.sampled_from([1, 16])), draw(st.sampled_from([1, 2, 7, 64]))
+    accelerator = draw(st.sampled_from(["cpu", "h100"]))
+    slow = {"when_slow": draw(st.sampled_from(["auto", "skip", "wait"]))}
+    tiers: list[Values] = [{"type": "memory", "every": draw(every())}]
+    tiers += [slow | {"type": "disk", "every": draw(every())}] if draw(st.booleans()) else []
+    tiers += [slow | {"type": "object", "url": "s3://b/x", "every": draw(every())}] if draw(st.booleans()) else []
+    width = 8 * draw(st.sampled_from([1, 16, 512]))
+    values: Values = {
+        "max_steps": draw(st.sampled_from([1, 100, 10**6])),
+        "model": {"type": "gpt", "n_layers": draw(st.sampled_from([1, 12])), "d_model": width, "n_heads": 4,
+                  "vocab_size": 256},
+        "training": {"global_batch_size": samples * passes * nodes * workers, "micro_batch_size": samples},
+        "cluster": {
+            "nodes": nodes, "workers_per_node": workers, "device": "cpu" if accelerator == "cpu" else "cuda",
+            "hardware": {"disk_bandwidth": draw(st.floats(1e3, 1e12)), "object_bandwidth": draw(st.floats(1e3, 1e12)),
+                         "flops": draw(st.floats(1e9, 1e16))},
+            "channels": {"storage": {"bandwidth": draw(st.floats(1e3, 1e12))}},
+        },
+        "tiers": tiers,
+        "checkpoint": {"max_overhead": draw(st.sampled_from([0.001, 0.01, 0.2]))},
+    }  # fmt: skip
+    return values, Machine(draw(st.sampled_from([2, 64])), 2**34, 2**33, accelerator)
+
+
+def planned(values: Values, machine: Machine, keys: tuple[str, ...] = (), value: object = None) -> Plan:
+    """Plan the job, with the value of one key replaced."""
+    values = copy.deepcopy(values)
+    block = values
+    for key in keys[:-1]:
+        block = block[key]
+    if keys:
+        block[keys[-1]] = value
+    return make_plan(tiny(**values), machine)
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs())
+def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Values, Machine]) -> None:
+    plan = planned(*job)
+    for line in plan.changes:
+        for pattern, keys in ADVICE.items():
+            asked = re.search(pattern, line)
+            if asked is None:
+                continue
+            value = int(asked[1]) if asked[1].isdigit() else asked[1]
+            better = planned(*job, keys, value)
+            if "_bandwidth" in keys[-1] or "needs checkpoint" in line:
+                assert not any(other.split(" needs ")[0] == line.split(" needs ")[0] for other in better.changes), line
+                continue
+            assert better.tiers[0].every == (1 if better.tiers[0].auto else plan.tiers[0].every), line
+            assert not any("a snapshot of every step" in other for other in better.changes), line
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs(), st.floats(1.001, 1000))
+def test_faster_hardware_and_a_larger_budget_never_mean_fewer_checkpoints(
+    job: tuple[Values, Machine], factor: float
+) -> None:
+    values, machine = job
+    plan, (hardware, channels) = planned(values, machine), (values["cluster"][key] for key in ("hardware", "channels"))
+    for keys, value in (
+        (("cluster", "hardware", "disk_bandwidth"), hardware["disk_bandwidth"]),
+        (("cluster", "hardware", "object_bandwidth"), hardware["object_bandwidth"]),
+        (("cluster", "channels", "storage", "bandwidth"), channels["storage"]["bandwidth"]),
+        (("checkpoint", "max_overhead"), values["checkpoint"]["max_overhead"]),
+    ):
+        limit = 1.0 if keys[0] == "checkpoint" else 1e15
+        better = planned(values, machine, keys, min(value * factor, limit))
+        for before, after in zip(plan.tiers, better.tiers, strict=True):
+            assert after.every <= before.every, (keys, before.why, after.why)
