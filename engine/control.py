@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from dataclasses import replace
@@ -168,7 +169,10 @@ class Control:
     def _write(
         self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
     ) -> None:
-        """Leave it beside the plan, where a restart finds it."""
+        """Leave it beside the plan, where a restart finds it; one that finds an older plan measures anew.
+
+        A disk that takes no more is told of with the lines of metrics that it takes no more.
+        """
         setting, pace = self.setting, self.snapshots.pace
         settled = Settled(
             step=step,
@@ -185,4 +189,5 @@ class Control:
             slice_bytes=pace.slice_bytes,
         )
         self.plan = replace(self.plan, measured=settled)
-        replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())
+        with contextlib.suppress(OSError):
+            replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())
