@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from ..specs.models import Spec
 from .standin import LENGTH
 from .standin import __file__ as standin_file
@@ -87,6 +89,14 @@ class NurseryProcess:
                 return True
         self.__exit__()
         return False
+
+    def give_up(self) -> None:
+        """End it and those that stand in for its workers, whatever state they are in."""
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if self.name in process.cmdline():
+                    process.kill()
+        self.__exit__()
 
     def command(self, job: Path) -> list[str]:
         """What the elastic agent is to start for each rank."""

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import stat
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heart
 from ..tiers.journal import take_notes
 from ..tiers.jsonfile import append_event, read_lines
 from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir, open_memory_dir
+from ..tiers.memory import MemoryDir, follow_folder, open_memory_dir
 from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
 from ..tiers.tier import Tier
@@ -33,6 +32,7 @@ from .job import Job, Result, read_error, read_result
 from .supervise import Supervisor
 from .ticker import Ticker
 from .verdict import Fault, RestartBudget, find_fault
+from .whereabouts import Whereabouts
 
 DRAIN_TIMEOUT_S = 3600.0
 INTERRUPT_DRAIN_S = 1.0
@@ -70,6 +70,7 @@ class Launcher:
         """
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
         self.run_id, self.import_paths, self.nursery = run_id, import_paths, nursery
+        self.folder = Whereabouts(run.root)
         self.tiers = slow_tiers(spec, run, run_id)
         job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
@@ -94,7 +95,7 @@ class Launcher:
             except Interrupted as stop:
                 return self._stopped(stop.number)
             except OSError as error:
-                if self._folder_is_gone():
+                if self.folder.is_gone():
                     return self._without_folder()
                 return self._outcome("failed", Code.MISSING_RESOURCE, f"the run's folder cannot be used: {error}")
             finally:
@@ -108,7 +109,7 @@ class Launcher:
             first = first or self.attempt
             ended, hang = self._one_attempt(candidates, skipped)
             result = read_result(self.run, self.attempt)
-            if self._folder_is_gone():
+            if self.folder.is_gone():
                 return self._without_folder()
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
@@ -147,7 +148,7 @@ class Launcher:
         ).write()  # fmt: skip
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
         watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, self._watch)
-        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
+        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout, self._give_up_nursery)
         try:
             with supervisor, watch:
                 ended = run_workers(self.run, self.attempt, self.spec, self._command(job))
@@ -169,6 +170,12 @@ class Launcher:
             self._event("warning", detail="the process that forks the workers has died: they are started one by one")
             self.nursery = None
         return plain_command(job)
+
+    def _give_up_nursery(self) -> None:
+        """The workers have ended and the agent was not told: the nursery or a stand-in is stopped, or stuck."""
+        if self.nursery is not None:
+            self._event("warning", detail="the workers have ended, but what forked them stood still: ended")
+            self.nursery.give_up()
 
     def _candidates_again(self, base: list[Candidate], first: int) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """After a fault: what this process has made since, then what it began from."""
@@ -237,7 +244,7 @@ class Launcher:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
         self.signals.ignore()
         name = signal.Signals(number).name
-        if self._folder_is_gone():
+        if self.folder.is_gone():
             return self._without_folder()
         self._made_progress()
         if self.tier_failed:
@@ -348,7 +355,7 @@ class Launcher:
     def _watch(self) -> None:
         """What the thread beside the agent looks after, a few times a second."""
         self._pass_on_notes()
-        if self._folder_is_gone():
+        if self.folder.is_gone():
             if not self.folder_gone:
                 self.folder_gone = True
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -359,18 +366,19 @@ class Launcher:
         for words in take_notes(self.memory.path):
             sys.stderr.write(f"{words}\n")
 
-    def _folder_is_gone(self) -> bool:
-        try:
-            return not stat.S_ISDIR(self.run.root.stat().st_mode)
-        except OSError as error:
-            return isinstance(error, FileNotFoundError | NotADirectoryError)
-
     def _without_folder(self) -> Outcome:
-        """Nothing could find what would still be stored: all of it goes."""
+        """The snapshots follow a folder that was moved; nobody could find those of one that was removed: they go."""
         self.signals.ignore()
         self.drainer.stop(timeout_s=0.0)
-        self.memory.remove()
-        message = f"the run's folder {self.run.root} was removed or moved while the run went on: it has ended"
+        self.memory.settle()
+        moved, newest = self.folder.moved_to(), max(self.memory.whole(), default=None)
+        fate = "removed" if moved is None else f"moved to {moved}"
+        what = f"the run's folder {self.run.root} was {fate} while the run went on"
+        if moved is None or newest is None:
+            self.memory.remove()
+            return self._outcome("failed", Code.MISSING_RESOURCE, f"{what}: it has ended")
+        self.memory = follow_folder(self.memory, moved)
+        message = f"{what}: it has ended, with step {newest.step} in memory; dtrain resume {moved}"
         return self._outcome("failed", Code.MISSING_RESOURCE, message)
 
     def _stop_for_tier(self) -> None:
@@ -382,6 +390,7 @@ class Launcher:
         for beat in read_heartbeats(self.memory):
             end_group(beat)
         self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
+        self.folder.close()
         if self.memory.path.is_dir() and not self.memory.whole():
             self.memory.remove()
 
