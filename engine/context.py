@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -19,17 +18,8 @@ import torch.distributed as dist
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
-from .forks import LAUNCHER
 
-PR_SET_PDEATHSIG = 1
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the launcher dies; leave at once if it is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
-        os._exit(1)
 
 
 def prepare_signals() -> None:

@@ -168,7 +168,10 @@ class Control:
     def _write(
         self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
     ) -> None:
-        """Leave it beside the plan, where a restart finds it."""
+        """Leave it beside the plan, where a restart finds it; one that finds an older plan measures anew.
+
+        A disk that takes no more is told of with the lines of metrics that it takes no more.
+        """
         setting, pace = self.setting, self.snapshots.pace
         settled = Settled(
             step=step,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 from ..specs.models import Spec
 from .standin import LENGTH
 from .standin import __file__ as standin_file
 from .tunables import streaming
 
+PR_SET_PDEATHSIG = 1
 LAUNCHER = "DTRAIN_LAUNCHER"  # process id, told to the children
 READY_TIMEOUT_S = 60.0
 """Longest wait for the nursery to have imported what the workers need; a file system far away takes its time."""
@@ -31,6 +36,13 @@ def worker_environment(spec: Spec) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         **streaming(os.environ),
     }
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the launcher dies; leave at once if it is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):
+        os._exit(1)
 
 
 class NurseryProcess:
@@ -87,6 +99,14 @@ class NurseryProcess:
                 return True
         self.__exit__()
         return False
+
+    def give_up(self) -> None:
+        """End it and those that stand in for its workers, whatever state they are in."""
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if self.name in process.cmdline():
+                    process.kill()
+        self.__exit__()
 
     def command(self, job: Path) -> list[str]:
         """What the elastic agent is to start for each rank."""

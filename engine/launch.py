@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-import stat
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,20 +19,20 @@ from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heart
 from ..tiers.journal import take_notes
 from ..tiers.jsonfile import append_event, read_lines
 from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir, open_memory_dir
+from ..tiers.memory import MemoryDir, follow_folder, open_memory_dir
 from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
-from ..tiers.tier import Tier
 from ..tiers.writer import TierJob
 from .agent import Ended, Interrupted, StopSignals, run_workers
+from .carry import DRAIN_TIMEOUT_S, Carrier
 from .drain import DrainerProcess
 from .forks import NurseryProcess, plain_command
 from .job import Job, Result, read_error, read_result
 from .supervise import Supervisor
 from .ticker import Ticker
 from .verdict import Fault, RestartBudget, find_fault
+from .whereabouts import Whereabouts
 
-DRAIN_TIMEOUT_S = 3600.0
 INTERRUPT_DRAIN_S = 1.0
 DRAINER_POLL_S = 0.25
 DRAINER_PATIENCE_S = 10.0
@@ -70,10 +68,12 @@ class Launcher:
         """
         self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
         self.run_id, self.import_paths, self.nursery = run_id, import_paths, nursery
+        self.folder = Whereabouts(run.root)
         self.tiers = slow_tiers(spec, run, run_id)
         job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
+        self.beyond = Carrier(memory, self.tiers, self.drainer)
         self.tier_failed = self.folder_gone = False
         """Why the launcher itself has asked the workers to stop."""
         self.signals = StopSignals()
@@ -94,7 +94,7 @@ class Launcher:
             except Interrupted as stop:
                 return self._stopped(stop.number)
             except OSError as error:
-                if self._folder_is_gone():
+                if self.folder.is_gone():
                     return self._without_folder()
                 return self._outcome("failed", Code.MISSING_RESOURCE, f"the run's folder cannot be used: {error}")
             finally:
@@ -108,7 +108,7 @@ class Launcher:
             first = first or self.attempt
             ended, hang = self._one_attempt(candidates, skipped)
             result = read_result(self.run, self.attempt)
-            if self._folder_is_gone():
+            if self.folder.is_gone():
                 return self._without_folder()
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
@@ -147,7 +147,7 @@ class Launcher:
         ).write()  # fmt: skip
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
         watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, self._watch)
-        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout)
+        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout, self._give_up_nursery)
         try:
             with supervisor, watch:
                 ended = run_workers(self.run, self.attempt, self.spec, self._command(job))
@@ -169,6 +169,12 @@ class Launcher:
             self._event("warning", detail="the process that forks the workers has died: they are started one by one")
             self.nursery = None
         return plain_command(job)
+
+    def _give_up_nursery(self) -> None:
+        """The workers have ended and the agent was not told: the nursery or a stand-in is stopped, or stuck."""
+        if self.nursery is not None:
+            self._event("warning", detail="the workers have ended, but what forked them stood still: ended")
+            self.nursery.give_up()
 
     def _candidates_again(self, base: list[Candidate], first: int) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """After a fault: what this process has made since, then what it began from."""
@@ -217,18 +223,18 @@ class Launcher:
         """The workers left in good order: at the last step, or because they were told to stop."""
         self.signals.ignore()
         self.step_reached = result.step
-        durable = self._carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s if result.preempted else None)
+        durable = self.beyond.carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s if result.preempted else None)
         if result.preempted:
             return self._preempted(durable, result.loss)
         seconds = time.monotonic() - self.started
         if self.tiers and durable is None:
             message = (
-                f"finished, but the last checkpoint could not be written to {self._slow}; it is still in memory"
-                f"{self._taken_over()}"
+                f"finished, but the last checkpoint could not be written to {self.beyond.names}; it is still in memory"
+                f"{self.beyond.taken_over()}"
             )
             return self._outcome("failed", Code.MISSING_RESOURCE, message, result.state_digest, result.loss)
         self._event("finished", step=result.step, steps=result.step, state_digest=result.state_digest, seconds=seconds)
-        lost = self._taken_over()
+        lost = self.beyond.taken_over()
         self.memory.remove()
         message = f"finished {result.step} steps{lost}"
         return self._outcome("finished", _lower(Code.DONE, lost), message, result.state_digest, result.loss)
@@ -237,7 +243,7 @@ class Launcher:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
         self.signals.ignore()
         name = signal.Signals(number).name
-        if self._folder_is_gone():
+        if self.folder.is_gone():
             return self._without_folder()
         self._made_progress()
         if self.tier_failed:
@@ -246,7 +252,7 @@ class Launcher:
             message = f"a tier failed, and its on_failure is stop{where}"
             return self._outcome("failed", Code.MISSING_RESOURCE, message)
         if number == signal.SIGINT:
-            durable = self._carry_on(INTERRUPT_DRAIN_S)
+            durable = self.beyond.carry_on(INTERRUPT_DRAIN_S)
             kept = durable or max(self.memory.whole(), default=None)
             where = f"; newest checkpoint: step {kept.step}" if kept is not None else "; nothing was stored"
             if durable is not None:
@@ -255,7 +261,7 @@ class Launcher:
         result = read_result(self.run, self.attempt) if self.attempt else None
         if result is not None and not result.preempted:
             return self._ended(result)
-        durable = self._carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s)
+        durable = self.beyond.carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s)
         if durable is None and not self.memory.whole():
             return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
         return self._preempted(durable, result.loss if result else None)
@@ -264,91 +270,33 @@ class Launcher:
         kept = durable or max(self.memory.whole(), default=None)
         if kept is None:
             return self._outcome("interrupted", Code.INTERRUPTED, "stopped; nothing was stored yet", loss=loss)
-        tier = self._tier_of(durable) if durable is not None else "memory"
+        tier = self.beyond.tier_of(durable) if durable is not None else "memory"
         self._event("preempted", step=kept.step, tier=tier)
-        lost = self._taken_over()
+        lost = self.beyond.taken_over()
         if durable is not None:
             self.memory.remove()
-        note = "" if durable is not None else f" (only in this node's memory: {self._why_only_memory()})"
+        note = "" if durable is not None else f" (only in this node's memory: {self.beyond.why_only_memory()})"
         message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}{lost}"
         return self._outcome("preempted", _lower(Code.PREEMPTED, lost), message, loss=loss)
 
     def _failed(self, fault: Fault, why: str) -> Outcome:
         self.signals.ignore()
-        if self._carry_on(DRAIN_TIMEOUT_S) is not None:
+        if self.beyond.carry_on(DRAIN_TIMEOUT_S) is not None:
             self.memory.remove()
         error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
         outcome = self._outcome("failed", fault.code, f"{fault.detail} ({why})")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
         return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
 
-    def _carry_on(self, timeout_s: float, far_timeout_s: float | None = None) -> Version | None:
-        """Let the newest whole snapshot reach a slower tier and end the drainer.
-
-        Once it is in one of them, the others get `far_timeout_s` at most. Returns the newest version there; None when
-        the newest in memory did not get that far.
-        """
-        self.memory.settle()
-        newest = max(self.memory.whole(), default=None)
-        if not self.tiers:
-            return None
-        if newest is not None and newest not in self._stored(newest):
-            self.memory.mark_for_drain(newest)
-        for _ in range(3):  # a drainer that dies on the way is started again
-            if self.drainer.stop(timeout_s, far_timeout_s) and not self.memory.pending():
-                break
-            if timeout_s < DRAIN_TIMEOUT_S:
-                break
-            self.drainer.start()
-        stored = self._stored(newest)
-        return max(stored, default=None) if newest is None or newest in stored else None
-
-    def _stored(self, wanted: Version | None) -> set[Version]:
-        """Versions in the slower tiers; only `wanted`, if it is one of them."""
-        stored: set[Version] = set()
-        for tier in self._own_tiers():
-            with contextlib.suppress(OSError):
-                if wanted is None:
-                    stored |= {checkpoint.version for checkpoint in tier.scan()[0]}
-                elif tier.holds(wanted):
-                    return {wanted}
-        return stored
-
-    def _tier_of(self, version: Version) -> str:
-        """The fastest of the slower tiers that has a version."""
-        for tier in self._own_tiers():
-            with contextlib.suppress(OSError):
-                if tier.holds(version):
-                    return tier.name
-        return self.tiers[0].name
-
-    def _own_tiers(self) -> list[Tier]:
-        """The slower tiers without those that somebody took over, who may delete there whatever is ours."""
-        taken = self.memory.taken_over()
-        return [tier for tier in self.tiers if tier.name not in taken]
-
-    def _taken_over(self) -> str:
-        """Which tiers somebody took over since the start, and who, as the rest of a message."""
-        return "".join(
-            f"; the {tier} tier no longer holds this run: {by}" for tier, by in self.memory.taken_over().items()
-        )
-
     @property
     def _far_timeout_s(self) -> float:
         """After a stop signal the first slower tier gets all the time it needs, the others half of what is left."""
         return self.spec.cluster.shutdown_timeout / 2
 
-    @property
-    def _slow(self) -> str:
-        return " or ".join(tier.name for tier in self.tiers)
-
-    def _why_only_memory(self) -> str:
-        return f"{self._slow} could not be written" if self.tiers else "the spec has no slower tier"
-
     def _watch(self) -> None:
         """What the thread beside the agent looks after, a few times a second."""
         self._pass_on_notes()
-        if self._folder_is_gone():
+        if self.folder.is_gone():
             if not self.folder_gone:
                 self.folder_gone = True
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -359,18 +307,19 @@ class Launcher:
         for words in take_notes(self.memory.path):
             sys.stderr.write(f"{words}\n")
 
-    def _folder_is_gone(self) -> bool:
-        try:
-            return not stat.S_ISDIR(self.run.root.stat().st_mode)
-        except OSError as error:
-            return isinstance(error, FileNotFoundError | NotADirectoryError)
-
     def _without_folder(self) -> Outcome:
-        """Nothing could find what would still be stored: all of it goes."""
+        """The snapshots follow a folder that was moved; nobody could find those of one that was removed: they go."""
         self.signals.ignore()
         self.drainer.stop(timeout_s=0.0)
-        self.memory.remove()
-        message = f"the run's folder {self.run.root} was removed or moved while the run went on: it has ended"
+        self.memory.settle()
+        moved, newest = self.folder.moved_to(), max(self.memory.whole(), default=None)
+        fate = "removed" if moved is None else f"moved to {moved}"
+        what = f"the run's folder {self.run.root} was {fate} while the run went on"
+        if moved is None or newest is None:
+            self.memory.remove()
+            return self._outcome("failed", Code.MISSING_RESOURCE, f"{what}: it has ended")
+        self.memory = follow_folder(self.memory, moved)
+        message = f"{what}: it has ended, with step {newest.step} in memory; dtrain resume {moved}"
         return self._outcome("failed", Code.MISSING_RESOURCE, message)
 
     def _stop_for_tier(self) -> None:
@@ -382,6 +331,7 @@ class Launcher:
         for beat in read_heartbeats(self.memory):
             end_group(beat)
         self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
+        self.folder.close()
         if self.memory.path.is_dir() and not self.memory.whole():
             self.memory.remove()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -23,14 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # noqa: F401  # the first optimizer imports it, 0.8 s
-
 from ..tiers import faults
-from . import worker
-from .context import die_with_parent
-from .forks import LAUNCHER, ROOM, ROOM_VARIABLE
+from .forks import LAUNCHER, ROOM, ROOM_VARIABLE, die_with_parent
 from .standin import FORKED, FORWARDED, LENGTH, STATUS, receive
 
+IMPORTED = ("dtrain.engine.worker", "torch._dynamo")  # the first optimizer imports the second, 0.8 s
 REQUEST_TIMEOUT_S = 10.0
 WORKER_COMMAND = ("-P", "-m", "dtrain.engine.worker")
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "DTRAIN_ATTEMPT")
@@ -143,6 +141,8 @@ class Nursery:
             sys.orig_argv = [sys.executable, *WORKER_COMMAND, *request["command"]]
             show(sys.orig_argv)
             faults.begin_anew()
+            from . import worker  # it is there already
+
             worker.run()
         except Exception:
             traceback.print_exc()
@@ -185,6 +185,8 @@ def main(arguments: list[str]) -> NoReturn:
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with the launcher, after the workers
+    for module in IMPORTED:
+        importlib.import_module(module)
     Nursery(socket.socket(fileno=int(arguments[0]))).serve()
 
 

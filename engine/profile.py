@@ -24,11 +24,11 @@ from ..planners.shards import TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import die_with_parent, pick_device, share_cores
+from .context import pick_device, share_cores
 from .data.build import Batches, build_data
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
-from .forks import LAUNCHER
+from .forks import LAUNCHER, die_with_parent
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .state import infos, seed_everything

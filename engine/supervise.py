@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..tiers.heartbeat import DONE_STEP, Beat, is_alive, read_heartbeats
@@ -14,7 +15,7 @@ from .ticker import Ticker
 
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
-GRACE = 3  # times the limit, for ranks that lost another one
+GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
 STACK_S = 0.3  # time for the stack to reach the log
 
 
@@ -39,11 +40,15 @@ class Hang:
 class Supervisor:
     """Watches the counters of this node's ranks from a thread of the launcher. Use as a context manager."""
 
-    def __init__(self, memory: MemoryDir, timeout_s: float) -> None:
-        """Watch with this time-out."""
-        self.memory, self.timeout_s = memory, timeout_s
+    def __init__(self, memory: MemoryDir, timeout_s: float, on_unnoticed: Callable[[], None] = lambda: None) -> None:
+        """Watch with this time-out.
+
+        `on_unnoticed` is called when all ranks have ended and we still watch: whoever was to tell of it stands still.
+        """
+        self.memory, self.timeout_s, self.on_unnoticed = memory, timeout_s, on_unnoticed
         self.hangs: list[Hang] = []
         self._seen: dict[int, _Seen] = {}
+        self._all_ended: float | None = None
         self._before = time.monotonic()
         self._ticker = Ticker("dtrain-supervisor", POLL_S, self._tick)
 
@@ -59,11 +64,13 @@ class Supervisor:
         now = time.monotonic()
         if now - self._before > 5 * POLL_S:  # we were stopped ourselves, or starved: nobody's silence counts
             self._seen.clear()
+            self._all_ended = None
         self._before = now
         self._look(now)
 
     def _look(self, now: float) -> None:
         beats = read_heartbeats(self.memory)
+        self._look_for_end(beats, now)
         for beat in beats:
             seen = self._seen.get(beat.rank)
             if seen is None or seen.beat.pid != beat.pid:
@@ -79,6 +86,15 @@ class Supervisor:
         limit = max(self.timeout_s, PATIENCE * behind.longest) * (GRACE if bereft else 1)
         if now - behind.changed > limit:
             self._end(behind, now)
+
+    def _look_for_end(self, beats: Sequence[Beat], now: float) -> None:
+        if not beats or any(is_alive(beat) for beat in beats):
+            self._all_ended = None
+        elif self._all_ended is None:
+            self._all_ended = now
+        elif now - self._all_ended > GRACE * self.timeout_s:
+            self._all_ended = None
+            self.on_unnoticed()
 
     def _behind(self) -> tuple[_Seen | None, bool]:
         """The rank that the others wait for, the one with the lowest counter, and whether another rank has died.

@@ -18,11 +18,12 @@ from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
-from .context import Context, StopFlag, die_with_parent, join, leave, prepare_signals
+from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
+from .forks import die_with_parent
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
 from .parts import Parts, assemble

@@ -245,10 +245,27 @@ def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
         if owner_of(memory) != run_id:
             memory.remove()
             memory.path.mkdir(mode=0o700)
-    owner = memory.path / OWNER
-    if not owner.exists():
-        replace(owner, dumps({"run_id": run_id, "output_dir": str(run.root.resolve())}))
+    if not (memory.path / OWNER).exists():
+        _sign(memory, run, run_id)
     return memory
+
+
+def follow_folder(memory: MemoryDir, root: Path) -> MemoryDir:
+    """Give a run's snapshots the name that belongs to `root`, where its folder was moved to.
+
+    They stay where they are when that name is taken by others. Raises OSError.
+    """
+    run, run_id = RunDir(root), owner_of(memory)
+    moved = memory_dir(run)
+    if run_id is None or moved.path.exists():
+        return memory
+    memory.path.rename(moved.path)
+    _sign(moved, run, run_id)
+    return moved
+
+
+def _sign(memory: MemoryDir, run: RunDir, run_id: str) -> None:
+    replace(memory.path / OWNER, dumps({"run_id": run_id, "output_dir": str(run.root.resolve())}))
 
 
 def owner_of(memory: MemoryDir) -> str | None:

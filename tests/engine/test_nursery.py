@@ -22,7 +22,7 @@ from dtrain.specs.load import load_spec
 SERVER = """
 import os, signal, socket, sys, time
 from dtrain.engine import nursery, worker
-from dtrain.engine.context import die_with_parent
+from dtrain.engine.forks import die_with_parent
 
 def run():
     die_with_parent()
@@ -133,7 +133,12 @@ def test_a_dead_nursery_is_said_to_be_dead_and_takes_its_workers_along(spec: Pat
 
 def test_nothing_runs_in_a_nursery_but_its_one_thread() -> None:
     """A lock that another thread holds would stay locked for ever in the child."""
-    code = "import os, dtrain.engine.nursery; print(len(os.listdir('/proc/self/task')))"
+    code = (
+        "import importlib, os\n"
+        "from dtrain.engine.nursery import IMPORTED\n"
+        "for module in IMPORTED: importlib.import_module(module)\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     counted = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
     assert counted.stdout == b"1\n"

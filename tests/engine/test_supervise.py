@@ -260,6 +260,25 @@ def test_a_rank_that_hangs_after_another_has_left_is_ended_in_the_end(watch: Wat
     assert job.ended() == [0, 1]
 
 
+def test_the_end_of_all_ranks_that_nobody_notices_is_told_of(watch: Watch) -> None:
+    told: list[float] = []
+    job = watch(2)
+    job.supervisor.on_unnoticed = lambda: told.append(job.now)
+    job.beat(0, 1, step=DONE_STEP)
+    job.look(600)
+    job.ranks[0].kill()
+    job.ranks[0].wait()
+    job.look(600)
+    assert told == [], "one is still there"
+    job.ranks[1].kill()
+    job.ranks[1].wait()
+    for _ in range(4):
+        job.look(TIMEOUT)
+    assert told == [], "it may take its time"
+    job.look(TIMEOUT)
+    assert len(told) == 1
+
+
 def test_no_counters_no_watch(memory: MemoryDir) -> None:
     supervisor = Supervisor(memory, TIMEOUT)
     supervisor._look(0.0)

@@ -133,6 +133,19 @@ def test_the_process_that_forks_the_workers_killed(job: Job, oracle: Job) -> Non
     job.assert_nothing_left()
 
 
+@pytest.mark.parametrize("module", ["dtrain.engine.nursery", "standin.py"])
+def test_what_stands_between_launcher_and_workers_is_stopped(module: str, job: Job, oracle: Job) -> None:
+    slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(8, STEPS + 1))
+    process = job.start("run", "spec.yaml", "cluster.heartbeat_timeout=1s", fault=slow)
+    wait_for_step(job, 7)
+    job.running(module)[0].suspend()
+    ended = finish(process)
+    assert ended.code == 0, ended.said
+    assert any("stood still: ended" in event["detail"] for event in job.events("warning"))
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
 def test_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, oracle: Job) -> None:
     """As after a power cut: the memory is gone, the newest checkpoint on disk has no manifest."""
     from dtrain.tiers.memory import memory_dir

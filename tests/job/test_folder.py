@@ -28,9 +28,32 @@ def test_a_folder_that_is_removed_ends_the_run_with_one_line(job: Job) -> None:
         shutil.rmtree(job.run.root, ignore_errors=True)  # again where a file was made meanwhile, as a person does
     ended = finish(process)
     assert ended.code == 69, ended.said
-    assert "was removed or moved while the run went on" in ended.said
+    assert "was removed while the run went on" in ended.said
     assert "Traceback" not in ended.said
     assert not job.run.root.exists(), "nothing makes it again"
+    job.assert_nothing_left()
+
+
+def test_a_folder_that_is_moved_takes_its_snapshots_along(job: Job, oracle: Job) -> None:
+    process = job.start("run", "spec.yaml", "tiers=[{type: memory}, {type: disk, every: 100}]", fault=SLOW)
+    wait_for_step(job, 4)
+    moved = RunDir(job.folder / "elsewhere" / "moved")
+    moved.root.parent.mkdir()
+    job.run.root.rename(moved.root)
+    try:
+        ended = finish(process)
+        assert ended.code == 69, ended.said
+        assert f"was moved to {moved.root} while the run went on" in ended.said
+        assert not job.run.root.exists(), "nothing makes it again"
+        assert not memory_dir(job.run).path.exists()
+        again = job.do("resume", str(moved.root))
+        assert again.code == 0, again.said
+    finally:
+        memory_dir(moved).remove()
+    moved.root.rename(job.run.root)
+    assert job.events("restored")[0]["tier"] == "memory"
+    assert job.events("restored")[0]["step"] >= 3
+    assert job.digest() == oracle.digest()
     job.assert_nothing_left()
 
 
