@@ -219,7 +219,7 @@ def test_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
 
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(4, 9))
     process = job.start("run", "spec.yaml", fault=slow)
-    wait_for_step(job, 4)
+    wait(lambda: "disk" in [event["tier"] for event in job.events("committed")], 60, "step 3 on disk")
     memory_dir(job.run).remove()
     ended = finish(process)
     assert ended.code == 0, ended.said
