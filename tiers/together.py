@@ -3,18 +3,23 @@
 Node 0 begins the folder and leaves an invitation in it (`part-00000.json`). Every other node waits for that, copies
 its files in, and says in `part-<node>.json` what they hold. Node 0 waits for all parts, takes these notes away, and
 commits. A node that sees no invitation is told that the folder is not shared; a part that does not come ends the try,
-and nothing of it is left. All of it goes through the store, so no message can be lost between the nodes.
+and nothing of it is left. When node 0 has died and begins anew, its invitation has another word, which every part must
+repeat: one that was made for an earlier try is thrown away, and its node adds its files again. All of it goes through
+the store, so no message can be lost between the nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from errno import ENOENT
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import faults
 from .gather import Part
@@ -26,6 +31,7 @@ from .tier import Checkpoint, Tier
 
 MAX_PART_BYTES = 64 * 2**20
 POLL_S = 0.05
+MAX_TRIES = 20
 _Found = TypeVar("_Found")
 
 
@@ -44,6 +50,15 @@ class Group:
         return self.node == 0
 
 
+@dataclass(frozen=True)
+class Invitation:
+    """Node 0 has begun a checkpoint."""
+
+    folder: str
+    word: str
+    """Different for every try."""
+
+
 def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
     """Write a checkpoint together with the other nodes; returns it once it is committed.
 
@@ -58,9 +73,10 @@ def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
 def _lead(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> Checkpoint:
     version = part.version
     with tier.begun(version) as folder:
-        tier.store.create(folder, part_name(0), dumps({"nodes": group.nodes}))
+        word = secrets.token_hex(8)
+        tier.store.create(folder, part_name(0), dumps({"nodes": group.nodes, "word": word}))
         _add(tier, folder, part, sources)
-        others = [_part_of(tier, folder, node, version, group) for node in range(1, group.nodes)]
+        others = [_part_of(tier, folder, node, word, version, group) for node in range(1, group.nodes)]
         manifest = part.manifest(shard for shards in others for shard in shards)
         tier.check_sizes(folder, manifest)  # what the others say they have written must be what node 0 sees
         tier.store.delete(folder, [part_name(node) for node in range(group.nodes)])
@@ -74,20 +90,29 @@ def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
         f"node {group.node} sees no checkpoint of {version} begun by node 0 in {where}: if the folder is not shared "
         "between the nodes, use one that is"
     )
-    folder = _wait(lambda: _invited(tier, version), group, unseen)
-    while True:  # once more when node 0 begins anew, having thrown the first try away
-        tier.store.delete(folder, [part_name(group.node), *sources])  # of an earlier try of this node
-        _add(tier, folder, part, sources)
-        shards = [shard.to_json() for shard in part.shards]
-        tier.store.create(folder, part_name(group.node), dumps({"run_id": part.run_id, "shards": shards}))
-        _wait(
-            lambda: _taken(tier, folder, version, group.node), group, f"node 0 has not committed {version} in {where}"
-        )
-        found = _wait(
-            lambda: tier.get(version) or _invited(tier, version), group, f"node 0 has given up {version} in {where}"
-        )
+    invited = _wait(lambda: _invited(tier, version), group, unseen)
+    for _ in range(MAX_TRIES):  # once more whenever node 0 begins anew, having thrown the try before away
+        try:
+            _add_part(tier, invited, part, sources, group)
+        except FileNotFoundError:
+            time.sleep(POLL_S)  # the folder was cleared under our hands
+        else:
+            taken = partial(_taken, tier, invited.folder, version, group.node)
+            _wait(taken, group, f"node 0 has not committed {version} in {where}")
+        found = _wait(lambda: _seen(tier, version), group, f"node 0 has given up {version} in {where}")
         if isinstance(found, Checkpoint):
             return found
+        invited = found
+    raise StoreError(f"node 0 has begun {version} in {where} again and again")
+
+
+def _add_part(tier: Tier, invited: Invitation, part: Part, sources: Mapping[str, Path], group: Group) -> None:
+    """Add this node's files and say so. Raises OSError, Unreadable."""
+    name, folder = part_name(group.node), invited.folder
+    tier.store.delete(folder, [name, *sources])  # of an earlier try of this node
+    _add(tier, folder, part, sources, invited)
+    shards = [shard.to_json() for shard in part.shards]
+    tier.store.create(folder, name, dumps({"run_id": part.run_id, "shards": shards, "word": invited.word}))
 
 
 def _taken(tier: Tier, folder: str, version: Version, node: int) -> bool | None:
@@ -95,33 +120,50 @@ def _taken(tier: Tier, folder: str, version: Version, node: int) -> bool | None:
     return part_name(node) not in tier.store.files(folder) or tier.get(version) is not None or None
 
 
-def _invited(tier: Tier, version: Version) -> str | None:
+def _seen(tier: Tier, version: Version) -> Checkpoint | Invitation | None:
+    return tier.get(version) or _invited(tier, version)
+
+
+def _invited(tier: Tier, version: Version) -> Invitation | None:
     for folder in (staging_name(version.dirname), version.dirname):
-        if part_name(0) in tier.store.files(folder):
-            return folder
+        with contextlib.suppress(FileNotFoundError):
+            data = tier.store.read(folder, part_name(0), MAX_PART_BYTES)
+            return Invitation(folder, str(_values(data, tier, folder, 0)["word"]))
     return None
 
 
-def _add(tier: Tier, folder: str, part: Part, sources: Mapping[str, Path]) -> None:
+def _add(tier: Tier, folder: str, part: Part, sources: Mapping[str, Path], invited: Invitation | None = None) -> None:
     for shard in part.shards:
+        if invited is not None and _invited(tier, part.version) != invited:
+            raise FileNotFoundError(ENOENT, "node 0 has begun anew", f"{tier.store.where}/{folder}")
         tier.add(folder, shard.name, sources[shard.name], shard.digest)
         faults.point("drain.file", part.version.step, shard.rank)
 
 
-def _part_of(tier: Tier, folder: str, node: int, version: Version, group: Group) -> list[ShardFile]:
-    """The description that another node leaves; waits for it."""
+def _part_of(tier: Tier, folder: str, node: int, word: str, version: Version, group: Group) -> list[ShardFile]:
+    """The description that another node leaves; waits for it. One for an earlier try is thrown away."""
 
-    def read() -> bytes | None:
+    def read() -> list[ShardFile] | None:
         with contextlib.suppress(FileNotFoundError):
-            return tier.store.read(folder, part_name(node), MAX_PART_BYTES)
+            values = _values(tier.store.read(folder, part_name(node), MAX_PART_BYTES), tier, folder, node)
+            if values.get("word") == word:
+                return [shard_file_from_json(shard) for shard in values["shards"]]
+            tier.store.delete(folder, [part_name(node)])
         return None
 
-    data = _wait(read, group, f"node {node} has not added its part of {version} to {tier.store.where}")
+    return _wait(read, group, f"node {node} has not added its part of {version} to {tier.store.where}")
+
+
+def _values(data: bytes, tier: Tier, folder: str, node: int) -> dict[str, Any]:
+    """What a node says in its note; raises Unreadable."""
+    keys = {"nodes", "word"} if node == 0 else {"shards"}
     try:
-        value = json.loads(data)
-        return [shard_file_from_json(shard) for shard in value["shards"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        values = json.loads(data)
+        if isinstance(values, dict) and keys <= values.keys() and isinstance(values.get("shards", []), list):
+            return values
+    except (ValueError, RecursionError) as error:
         raise Unreadable(f"{tier.store.where}/{folder}/{part_name(node)}: {error}") from error
+    raise Unreadable(f"{tier.store.where}/{folder}/{part_name(node)}: not the note of a node")
 
 
 def _wait(look: Callable[[], _Found | None], group: Group, words: str) -> _Found:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ from tests.tiers.build import RUN_ID, TENSORS, Place, put, value_of
 
 from dtrain.tiers.drainer import DrainJob
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.gather import gather_part
+from dtrain.tiers.jsonfile import dumps, read_lines
+from dtrain.tiers.layout import Version, part_name
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import candidate_of, contents, open_candidate
 from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.tier import open_tier
+from dtrain.tiers.together import Group, write
 from dtrain.tiers.writer import TierJob
 
 NODES, WORLD = 3, 6
@@ -118,5 +123,27 @@ def test_a_drainer_killed_in_the_middle_comes_back_and_the_checkpoint_is_made(
     while sum(nodes.pending(n) for n in range(NODES)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert stop(processes) == [0, 0, 0]
+    assert whole_steps(place) == [10]
+    assert place.tree() == ["step-0000000010.a0001"]
+
+
+def test_a_part_for_an_earlier_try_is_thrown_away_and_its_node_adds_it_again(place: Place, tmp_path: Path) -> None:
+    """Node 0 has died and begins anew while another node is at its files: neither waits for the other in vain."""
+    nodes = Nodes(place, tmp_path, "manifest")
+    nodes.pin(10)
+    version = Version(1, 10)
+    memories = [MemoryDir(path, nodes.ranks(node)) for node, path in enumerate(nodes.memories)]
+    parts = [gather_part(memory, memory.whole()[version]) for memory in memories]
+    tiers = [open_tier(root, RUN_ID) for root in nodes.roots]
+    with ThreadPoolExecutor(NODES) as pool:
+        leading = pool.submit(write, tiers[0], *parts[0], Group(0, NODES, 20.0))
+        while part_name(0) not in tiers[1].store.files(version.dirname):
+            time.sleep(0.001)
+        shards = [shard.to_json() for shard in parts[1][0].shards]
+        late = dumps({"run_id": RUN_ID, "shards": shards, "word": "of the first try"})
+        tiers[1].store.create(version.dirname, part_name(1), late)  # the note alone: the files went with that try
+        others = [pool.submit(write, tiers[node], *parts[node], Group(node, NODES, 20.0)) for node in (1, 2)]
+        assert leading.result().version == version
+        assert [one.result().version for one in others] == [version, version]
     assert whole_steps(place) == [10]
     assert place.tree() == ["step-0000000010.a0001"]
