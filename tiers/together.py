@@ -102,9 +102,10 @@ def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
         found: Checkpoint | Invitation = _wait(
             lambda: _seen(tier, version), group, f"node 0 has given up {version} in {where}"
         )
-        if isinstance(found, Checkpoint):
-            return found
-        invited = found
+        if found.checkpoint is not None:
+            return found.checkpoint
+        assert found.invitation is not None
+        invited = found.invitation
     raise StoreError(f"node 0 has begun {version} in {where} again and again")
 
 
@@ -122,8 +123,18 @@ def _taken(tier: Tier, folder: str, version: Version, node: int) -> bool | None:
     return part_name(node) not in tier.store.files(folder) or tier.get(version) is not None or None
 
 
-def _seen(tier: Tier, version: Version) -> Checkpoint | Invitation | None:
-    return tier.get(version) or _invited(tier, version)
+@dataclass(frozen=True)
+class Seen:
+    """What has become of a checkpoint: it is committed, or begun anew."""
+
+    checkpoint: Checkpoint | None
+    invitation: Invitation | None
+
+
+def _seen(tier: Tier, version: Version) -> Seen | None:
+    checkpoint = tier.get(version)
+    invitation = _invited(tier, version) if checkpoint is None else None
+    return Seen(checkpoint, invitation) if checkpoint is not None or invitation is not None else None
 
 
 def _invited(tier: Tier, version: Version) -> Invitation | None:
