@@ -99,9 +99,7 @@ def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
         else:
             taken = partial(_taken, tier, invited.folder, version, group.node)
             _wait(taken, group, f"node 0 has not committed {version} in {where}")
-        found: Checkpoint | Invitation = _wait(
-            lambda: _seen(tier, version), group, f"node 0 has given up {version} in {where}"
-        )
+        found = _wait(lambda: _seen(tier, version), group, f"node 0 has given up {version} in {where}")
         if found.checkpoint is not None:
             return found.checkpoint
         assert found.invitation is not None
