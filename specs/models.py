@@ -140,16 +140,28 @@ class Training(Block):
 
 
 class Strategy(Block):
-    """Parallel degrees; their product is the world size. Only data parallel so far."""
+    """Parallel degrees; their product is the world size. Ranks next to each other differ in tp first, in pp last."""
 
     dp_replicate: PositiveInt | None = None
-    """Replicas of the model (DDP); default: all workers."""
+    """Replicas of the model, or of its shards; default: all workers that the other degrees leave."""
     dp_shard: PositiveInt = 1
-    """Sharded data parallel (not yet supported above 1)."""
+    """Workers that divide every parameter, its gradient and its moments among them (FSDP2)."""
     tp: PositiveInt = 1
-    """Tensor parallel (not yet supported above 1)."""
+    """Workers that divide every matrix product among them (tensor parallel)."""
     pp: PositiveInt = 1
-    """Pipeline parallel (not yet supported above 1)."""
+    """Workers that divide the layers among them (pipeline parallel)."""
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved-1f1b"] = "1f1b"
+    """Order of the passes in a pipeline."""
+    pp_stages_per_rank: PositiveInt | None = None
+    """Parts of the model that one worker of a pipeline holds; default: 1, or 2 with interleaved-1f1b."""
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """full: keep only the input of each layer and run its forward pass again in the backward pass."""
+    compile: bool = False
+    """Compile each layer (torch.compile); the first step takes longer."""
+
+    def replicas(self, world: int) -> int:
+        """dp_replicate, also where it is left out."""
+        return self.dp_replicate or max(1, world // (self.dp_shard * self.tp * self.pp))
 
 
 class Mtbf(Block):
@@ -344,7 +356,12 @@ class Spec(Block):
     @property
     def micro_batches(self) -> int:
         """Forward and backward passes of one rank in one step (n)."""
-        return self.training.global_batch_size // (self.training.micro_batch_size * self.world_size)
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.data_parallel)
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks, or groups of ranks, that see different samples."""
+        return self.strategy.replicas(self.world_size) * self.strategy.dp_shard
 
     def evaluates(self, step: int) -> bool:
         """Tell whether the state of `step` is evaluated."""

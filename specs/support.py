@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from .tree import Finding, Items, KeyPath, Keys, Node, Scalar, find
 
 _ELASTIC = re.compile(r"\s*\d+\s*(?::|\.\.|-)\s*\d+\s*")
-_DEGREES = {
-    "dp_shard": "sharded data parallel",
-    "tp": "tensor parallel",
-    "pp": "pipeline parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-}
+_DEGREES = {"cp": "context parallel", "ep": "expert parallel"}
 
 _DATASETS = (
     "a dataset of type",
@@ -69,15 +63,10 @@ def _strategy(root: Node) -> Iterator[Finding]:
     block = find(root, ("strategy",))
     if not isinstance(block, Keys):
         return
-    works = "data parallel (`dp_replicate`) works today"
+    works = "`dp_replicate`, `dp_shard`, `tp` and `pp` work today: remove the key"
     for key, name in _DEGREES.items():
-        node = find(block, (key,))
-        if node is None or not isinstance(node, Scalar):
-            continue
-        if key in ("cp", "ep"):
-            yield _refusal(("strategy", key), f"{name} (`{key}`)", f"{works}: remove the key", at_key=True)
-        elif isinstance(node.value, int) and node.value > 1:
-            yield _refusal(("strategy", key), f"{name} (`{key}` above 1)", works)
+        if isinstance(find(block, (key,)), Scalar):
+            yield _refusal(("strategy", key), f"{name} (`{key}`)", works, at_key=True)
 
 
 def _cluster(root: Node) -> Iterator[Finding]:
