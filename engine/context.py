@@ -7,18 +7,23 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from types import FrameType
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..planners.mesh import ALONE, DIMS, Mesh, mesh_of
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
 
+MAX_TEXT = 1024
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
 
 
@@ -57,8 +62,33 @@ class Context:
     device: torch.device
     stop: StopFlag
     heartbeat: Heartbeat
+    mesh: Mesh = ALONE
     control: dist.ProcessGroup | None = field(default=None)
+    device_mesh: DeviceMesh | None = None
+    """The mesh with its process groups; None: every rank has the whole model."""
     step: int = 0
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of a step's samples this rank sees."""
+        return self.mesh.data_rank(self.rank)
+
+    @property
+    def draws_as(self) -> int:
+        """What this rank's generators are seeded by: tensor parallel ranks compute alike, so they draw alike."""
+        return self.rank // self.mesh.tp
+
+    @cached_property
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """Their process group; made at the first call, which all ranks must make at the same place."""
+        if self.device_mesh is None or self.mesh.pp == 1:
+            return None
+        return self.device_mesh[DIMS[1:]]._flatten("stage").get_group()
+
+    @property
+    def stage(self) -> list[int]:
+        """The ranks that have the same layers as this one."""
+        return self.mesh.alike(self.rank, DIMS[1:])
 
     def beat(self) -> None:
         """Tell the launcher that this rank makes progress."""
@@ -74,6 +104,35 @@ class Context:
         dist.all_reduce(tensor, group=self.control)
         summed: list[float] = tensor.tolist()
         return summed
+
+    def text_of(self, rank: int, text: str) -> str:
+        """What `rank` says, on every rank; cut off after MAX_TEXT bytes."""
+        told = torch.zeros(MAX_TEXT, dtype=torch.uint8)
+        if rank == self.rank:
+            data = text.encode()[:MAX_TEXT]
+            told[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(told, rank, group=self.control)
+        return bytes(told.tolist()).rstrip(b"\0").decode(errors="replace")
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank gives, on every rank, in the order of the ranks."""
+        sizes = [0.0] * self.world
+        sizes[self.rank] = float(len(data))
+        lengths = [int(size) for size in self.sum_over_ranks(sizes)]
+        mine = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+        if data:
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        given = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(given, mine, group=self.control)
+        return [found[:length].numpy().tobytes() for found, length in zip(given, lengths, strict=True)]
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all ranks with the same layers what the first of them has."""
+        for tensor in tensors:
+            if tensor.numel():
+                told = tensor.contiguous()
+                dist.broadcast(told.reshape(-1).view(torch.uint8), self.stage[0], group=self.stage_group)
+                tensor.copy_(told)
 
     def worst_of_ranks(self, values: list[float]) -> list[float]:
         """The largest of each number over all ranks, the same on each of them."""
@@ -125,7 +184,13 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
         share_cores(spec.cluster.workers_per_node)
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         control = None
-    return Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), control)
+    mesh = mesh_of(spec)
+    over = None
+    if (mesh.pp, mesh.dp_shard, mesh.tp) != (1, 1, 1):
+        over = init_device_mesh(device.type, mesh.shape, mesh_dim_names=DIMS)
+    context = Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), mesh, control, over)
+    _ = context.stage_group
+    return context
 
 
 def leave(context: Context, code: int) -> NoReturn:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..specs.models import TextDataset
@@ -45,29 +44,29 @@ class Evaluated:
 def evaluate(parts: Parts, context: Context, snapshots: Snapshots | None) -> tuple[Evaluated | None, bool]:
     """Evaluate the state of `context.step`; returns None when a rank was told to stop before its end, and whether so.
 
-    Batch b is the work of rank b modulo the world size. Each is seeded by its number and summed alone, so the result
-    does not depend on who did it.
+    Batch b is the work of data parallel rank b modulo their number. Each is seeded by its number and summed alone,
+    so the result does not depend on who did it.
     """
     held_out = parts.held_out
     assert held_out is not None
     started = time.perf_counter()
     losses = [0.0] * held_out.batches
-    mine = range(context.rank, held_out.batches, context.world)
-    done = 0
+    stopped = False
     with _undisturbed(parts.state, context.device), torch.no_grad():
         if context.world > 1:
-            _take_from_rank_0(parts.state)
-        for number in mine:
-            if context.stop.is_set:
+            context.share(parts.state.changing().values())
+        for number in _mine(held_out.batches, context):
+            if stopped := _stops(context):
                 break
             context.beat()
             if snapshots is not None:
                 snapshots.forward_window()
             faults.point("evaluate.batch", context.step)
-            losses[number] = _loss(parts, context, number)
-            done += 1
+            loss = _loss(parts, context, min(number, held_out.batches - 1))
+            if number < held_out.batches and context.rank % context.mesh.tp == 0:
+                losses[number] = loss
     context.beat()
-    *losses, left, stops = context.sum_over_ranks([*losses, float(len(mine) - done), float(context.stop.is_set)])
+    *losses, left, stops = context.sum_over_ranks([*losses, float(stopped), float(context.stop.is_set)])
     if left:
         return None, True
     loss = sum(losses) / len(losses)
@@ -82,12 +81,26 @@ def evaluate(parts: Parts, context: Context, snapshots: Snapshots | None) -> tup
     return evaluated, stops > 0
 
 
+def _mine(batches: int, context: Context) -> range:
+    """Batches of this rank; where layers are cut all ranks go through the model equally often, some for nothing."""
+    among = context.mesh.data_parallel
+    until = batches if context.device_mesh is None else -(-batches // among) * among
+    return range(context.data_rank, until, among)
+
+
+def _stops(context: Context) -> bool:
+    """Tell whether to leave before the next batch; where layers are cut all ranks leave together."""
+    if context.device_mesh is None:
+        return context.stop.is_set
+    return not context.all_agree(not context.stop.is_set)
+
+
 def _loss(parts: Parts, context: Context, number: int) -> float:
     assert parts.held_out is not None
     seed_everything(parts.spec.seed, FIRST_DRAW + number)
     batch = to_device(parts.held_out.get(number), context.device)
     with context.autocast(parts.spec.training.precision):
-        return float(compute_loss(parts.model, batch))  # not DDP's: that would send rank 0's buffers to all
+        return float(compute_loss(parts.model, batch))  # not DDP's: that would send buffers to all
 
 
 def _over_tokens(parts: Parts) -> bool:
@@ -98,15 +111,6 @@ def _over_tokens(parts: Parts) -> bool:
 
 def _perplexity(loss: float) -> float | None:
     return math.exp(loss) if loss < 700 else None  # above, e^loss is no float; nor is NaN below
-
-
-def _take_from_rank_0(state: TrainState) -> None:
-    """Give all ranks the buffers of rank 0: those count, in a checkpoint and in DDP's next pass."""
-    for tensor in state.changing().values():
-        if tensor.numel():
-            told = tensor.contiguous()
-            dist.broadcast(told.reshape(-1).view(torch.uint8), 0)
-            tensor.copy_(told)
 
 
 @contextlib.contextmanager

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from ..planners.mesh import Mesh
 from ..specs.models import AdamW, Scheduler, Sgd
+from .parallel.layout import WITHIN_STAGE, cut_dims, local_of
+
+CLIP_EPS = 1e-6
+"""Added to the norm as torch's clip_grad_norm_ does."""
 
 
 def build_optimizer(model: nn.Module, spec: AdamW | Sgd) -> torch.optim.Optimizer:
-    """Make the optimizer over all trainable parameters; vectors (norms, biases) are not decayed."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    """Make the optimizer over all trainable parameters; vectors (norms, biases) are not decayed.
+
+    Parameters that are cut over other dimensions of the mesh cannot be updated in one call, so they are groups of
+    their own.
+    """
+    groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.dim() < 2, _mesh_dims(parameter)), []).append(parameter)
+    given: list[dict[str, Any]] = [
+        {"params": groups[key], "weight_decay": 0.0 if key[0] else spec.weight_decay} for key in sorted(groups)
     ]
-    groups = [group for group in groups if group["params"]]
     if isinstance(spec, Sgd):
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(given, lr=spec.lr, momentum=spec.momentum)
     else:
-        optimizer = torch.optim.AdamW(
-            groups, lr=spec.lr, betas=(spec.betas[0], spec.betas[1]), eps=spec.eps, fused=True
-        )
+        optimizer = torch.optim.AdamW(given, lr=spec.lr, betas=(spec.betas[0], spec.betas[1]), eps=spec.eps, fused=True)
     _create_state(optimizer)
     return optimizer
+
+
+def _mesh_dims(parameter: Tensor) -> tuple[str, ...]:
+    return tuple(parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
 
 
 def _create_state(optimizer: torch.optim.Optimizer) -> None:
@@ -66,8 +81,47 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
-    """Scale the gradients down to a global norm of `max_norm`; returns the norm before."""
+    """Scale the gradients down to a global norm of `max_norm`; returns the norm before.
+
+    For a model that is whole on every rank, whose gradients are alike everywhere.
+    """
     parameters = [p for p in model.parameters() if p.grad is not None]
     if max_norm is not None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def clip_cut_gradients(
+    model: nn.Module, max_norm: float | None, mesh: Mesh, sum_over_ranks: Callable[[list[float]], list[float]]
+) -> float:
+    """As `clip_gradients` for parameters that are cut over the ranks: each square counts once.
+
+    What n ranks hold alike counts 1/n on each of them; the sum over all ranks is taken in float64.
+    """
+    squares = 0.0
+    gradients = _settled(model)
+    for cut, found in gradients.items():
+        alike = math.prod(getattr(mesh, dim) for dim in WITHIN_STAGE if dim not in cut)
+        squares += float(torch.nn.utils.get_total_norm(found)) ** 2 / alike
+    norm = math.sqrt(sum_over_ranks([squares])[0])
+    if max_norm is not None and math.isfinite(norm):
+        factor = min(1.0, max_norm / (norm + CLIP_EPS))
+        torch._foreach_mul_([gradient for found in gradients.values() for gradient in found], factor)
+    return norm
+
+
+def _settled(model: nn.Module) -> dict[tuple[str, ...], list[Tensor]]:
+    """This rank's parts of all gradients by the dimensions they are cut over, sums over ranks completed."""
+    found: dict[tuple[str, ...], list[Tensor]] = {}
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            if gradient.placements != parameter.placements:  # a norm that has seen a part of each sequence
+                gradient = gradient.redistribute(placements=parameter.placements)
+                parameter.grad = gradient
+            found.setdefault(cut_dims(parameter), []).append(local_of(gradient))
+        else:
+            found.setdefault((), []).append(gradient)
+    return found

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from ..planners.mesh import ALONE, Mesh
 from ..specs.models import PythonModel, Spec, TextDataset
 from ..tiers.digest import digest
 from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
-from .models.build import build_model, compute_loss, to_device
+from .models.build import build_model, to_device
 from .optim import build_optimizer
+from .parallel.pipeline import schedule_of
+from .parallel.wrap import Spread, spread
+from .passes import Loop, Passes, Pipeline, Unwatched, Watch
 from .state import StateError, TrainState, same_bytes, seed_everything
 
 
@@ -27,17 +31,19 @@ class Parts:
 
     spec: Spec
     model: nn.Module
-    wrapped: DistributedDataParallel
+    passes: Passes
     optimizer: torch.optim.Optimizer
     batches: Batches
     fingerprint: str
     moving: frozenset[str] = frozenset()
     held_out: HeldOut | None = None
+    mesh: Mesh = ALONE
+    rank: int = 0
 
     @property
     def state(self) -> TrainState:
         """Model and optimizer as named tensors."""
-        return TrainState(self.model, self.optimizer, self.moving)
+        return TrainState(self.model, self.optimizer, self.moving, self.mesh, self.rank)
 
     @cached_property
     def ties(self) -> dict[str, str]:
@@ -62,10 +68,11 @@ class Parts:
         """The micro-batch of this rank in pass `micro` after `samples` samples were seen."""
         return to_device(self.batches.get(samples, micro), context.device)
 
-    def loss(self, batch: Any, context: Context) -> Tensor:
-        """Forward pass: the mean loss over the micro-batch."""
-        with context.autocast(self.spec.training.precision):
-            return compute_loss(self.wrapped, batch)
+    def run(self, samples: int, context: Context, watch: Watch | Unwatched) -> Tensor | None:
+        """All passes of the step after `samples` samples; returns the mean loss over them where it is known."""
+        count = self.spec.micro_batches
+        batches = (self.batch(samples, micro, context) for micro in range(count))
+        return self.passes.run(batches, count, watch, lambda: context.autocast(self.spec.training.precision))
 
 
 def assemble(spec: Spec, context: Context) -> Parts:
@@ -78,25 +85,33 @@ def assemble(spec: Spec, context: Context) -> Parts:
         seed=spec.seed,
         global_batch=spec.training.global_batch_size,
         micro_batch=spec.training.micro_batch_size,
-        rank=context.rank,
-        world=context.world,
+        rank=context.data_rank,
+        world=context.mesh.data_parallel,
     )
     held_out = None
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
+    spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
     optimizer = build_optimizer(model, spec.training.optimizer)
     TrainState(model, optimizer).check_storable()
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[context.local_rank] if context.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=isinstance(spec.model, PythonModel),
-    )
-    parts = Parts(spec, model, wrapped, optimizer, batches, batches.fingerprint(), held_out=held_out)
+    passes = _passes(spread_out, spec, context)
+    parts = Parts(
+        spec, model, passes, optimizer, batches, batches.fingerprint(),
+        held_out=held_out, mesh=context.mesh, rank=context.rank,
+    )  # fmt: skip
     _check_same_data(parts, context)
     parts = replace(parts, moving=_warm_up(parts, context))
-    seed_everything(spec.seed, context.rank)
+    seed_everything(spec.seed, context.draws_as)
     return parts
+
+
+def _passes(found: Spread, spec: Spec, context: Context) -> Passes:
+    if not found.parts:
+        return Loop(found.wrapped)
+    assert context.device_mesh is not None
+    place = context.mesh.place(context.rank)["pp"]
+    group = context.device_mesh["pp"].get_group()
+    return Pipeline(found.model, *schedule_of(found.parts, spec, place, context.device, group))
 
 
 def _check_same_data(parts: Parts, context: Context) -> None:
@@ -121,8 +136,11 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
         kept |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         _stir(model)
     versions = {name: parameter._version for name, parameter in model.named_parameters()}
+    batch = parts.batch(0, 0, context)
+    count = parts.spec.micro_batches if parts.mesh.pp > 1 else 1  # a schedule is made for a number of passes
     for _ in range(2):  # the second forward pass is where the buckets are regrouped
-        parts.loss(parts.batch(0, 0, context), context).backward()
+        precision = partial(context.autocast, parts.spec.training.precision)
+        parts.passes.run(repeat(batch), count, Unwatched(context), precision)
         context.beat()
     parts.optimizer.zero_grad(set_to_none=True)
     moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..planners.shards import TensorInfo
+from ..planners.shards import Held, TensorInfo, replicated
 from ..specs.dtypes import DTYPE_BYTES
 from ..tiers.jsonfile import Unreadable
 from ..tiers.recovery import Candidate, Content, Opened, contents, open_candidate
-from .state import StateError, TrainState, infos, set_random_state, tag_of, unexpected
+from ..tiers.shardfile import Entry
+from ..tiers.whole import facts_of
+from .catalogue import Catalogue, catalogue
+from .context import Context
+from .parallel.layout import local_of
+from .state import StateError, TrainState, infos, set_random_state, unexpected
 
 MAX_SHOWN = 12
 
@@ -38,18 +43,15 @@ class Restored:
 
 
 def restore(
-    state: TrainState,
-    candidates: Sequence[Candidate],
-    rank: int,
-    all_agree: Callable[[bool], bool],
-    spool: Path | None = None,
+    state: TrainState, candidates: Sequence[Candidate], context: Context, spool: Path | None = None
 ) -> Restored:
-    """Load the first candidate that every rank can read whole; `all_agree` is the logical and over all ranks.
+    """Load the first candidate of which every rank can read its own part whole.
 
     Remote files are copied into the folder `spool` while they are read, once for all ranks of a node.
     Raises NothingUsable when none is left, StateError when a checkpoint is whole but belongs to another model.
     """
     skipped: list[dict[str, Any]] = []
+    everything = catalogue(state, context)
     for candidate in candidates:
         started = time.perf_counter()
         reason = ""
@@ -57,10 +59,10 @@ def restore(
         fresh = False
         try:
             opened = open_candidate(candidate, spool)
-            fresh = _load(state, opened, rank)
+            fresh = _load(state, everything, opened, context.rank)
         except Unreadable as error:
             reason = str(error)
-        if all_agree(not reason) and opened is not None:
+        if context.all_agree(not reason) and opened is not None:
             seconds = time.perf_counter() - started
             return Restored(candidate, opened.meta, seconds, skipped, fresh)
         skipped.append(
@@ -75,63 +77,80 @@ def restore(
     raise NothingUsable(f"no checkpoint can be read whole:\n{listed}")
 
 
-def _load(state: TrainState, opened: Opened, rank: int) -> bool:
-    """Copy every verified byte into the live tensors; True when this rank has no random state in the checkpoint."""
-    live = state.constant() | state.changing()
-    filled = dict.fromkeys(live, 0)
-    stored: dict[str, TensorInfo] = {}
+def _load(state: TrainState, everything: Catalogue, opened: Opened, rank: int) -> bool:
+    """Copy what this rank holds, verified, into the live tensors; True when there is no random state for it."""
+    _check_same(everything, opened)
+    boxes = {box.tensor.name: box for box in [*state.held(), *replicated(infos(state.changing()), 1)]}
+    live = {name: local_of(tensor) for name, tensor in (state.constant() | state.changing()).items()}
+    filled = dict.fromkeys(boxes, 0)
     random: dict[str, bytes] = {}
-    for content in contents(opened):
+
+    def wanted(entry: Entry, of_rank: int) -> bool:
+        if not entry.is_state:
+            return of_rank == rank
+        box = boxes.get(entry.name)
+        return box is not None and _common(box, entry.offset, entry.shape) is not None
+
+    for content in contents(opened, wanted):
         if content.is_state:
-            stored[content.name] = TensorInfo(content.name, content.dtype, content.global_shape)
-            target = live.get(content.name)
-            if target is not None and tuple(target.shape) == content.global_shape:
-                filled[content.name] += _put(target, content)
-        elif content.rank == rank:
+            filled[content.name] += _put(live[content.name], boxes[content.name], content)
+        else:
             random[content.name] = bytes(content.data)
         content.data.release()
-    _check_complete(state, stored, live, filled, opened)
+    short = [name for name, box in boxes.items() if filled[name] != box.nbytes]
+    if short:
+        raise Unreadable(f"{short[0]}: {filled[short[0]]} of {boxes[short[0]].nbytes} bytes are there")
     for name, data in random.items():
         set_random_state(name, data)
     return not random
 
 
-def _put(target: Tensor, content: Content) -> int:
-    """Write rows into a live tensor; returns the bytes. Nothing is written where the dtype differs."""
-    width = math.prod(content.global_shape[1:]) * DTYPE_BYTES[content.dtype]
-    if tag_of(target, content.name) != content.dtype:
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and shape."""
+
+
+def _common(box: Held, offset: tuple[int, ...], shape: tuple[int, ...]) -> Box | None:
+    """The part of a stored piece that lies in what this rank holds; None: nothing of it does."""
+    begin = tuple(map(max, box.offset, offset))
+    end = tuple(min(a + n, b + m) for a, n, b, m in zip(box.offset, box.shape, offset, shape, strict=True))
+    size = tuple(last - first for first, last in zip(begin, end, strict=True))
+    return (begin, size) if all(n > 0 for n in size) else None
+
+
+def _put(target: Tensor, box: Held, content: Content) -> int:
+    """Write the part of a piece that this rank holds into its live tensor; returns the bytes."""
+    common = _common(box, content.offset, content.shape)
+    if common is None:
         return 0
-    size = len(content.data)
-    if size == 0:
-        return 0
-    if target.device.type == "cpu" and target.is_contiguous():
-        source = (ctypes.c_char * size).from_buffer_copy(content.data)
-        ctypes.memmove(target.data_ptr() + content.start * width, source, size)
-        return size
-    flat = torch.frombuffer(bytearray(content.data), dtype=target.dtype).reshape(content.shape)
+    (begin, size), width = common, DTYPE_BYTES[content.dtype]
+    whole_rows = size[1:] == content.shape[1:] == box.shape[1:]
+    if whole_rows and target.device.type == "cpu" and target.is_contiguous():
+        row = math.prod(size[1:]) * width
+        to, first = ((begin[0] - box.offset[0]) * row, (begin[0] - content.offset[0]) * row) if size else (0, 0)
+        nbytes = math.prod(size) * width
+        source = (ctypes.c_char * nbytes).from_buffer_copy(content.data[first : first + nbytes])
+        ctypes.memmove(target.data_ptr() + to, source, nbytes)
+        return nbytes
+    piece = torch.frombuffer(bytearray(content.data), dtype=target.dtype).reshape(content.shape)
     with torch.no_grad():
-        (target[content.start : content.start + content.shape[0]] if content.shape else target).copy_(flat)
-    return size
+        target[_slices(begin, size, box.offset)] = piece[_slices(begin, size, content.offset)].to(target.device)
+    return math.prod(size) * width
 
 
-def _check_complete(
-    state: TrainState,
-    stored: dict[str, TensorInfo],
-    live: dict[str, Tensor],
-    filled: dict[str, int],
-    opened: Opened,
-) -> None:
-    expected = {info.name: info for info in infos(live)}
-    differences = sorted(unexpected(stored, expected))
+def _slices(begin: tuple[int, ...], size: tuple[int, ...], origin: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at - zero, at - zero + n) for at, n, zero in zip(begin, size, origin, strict=True))
+
+
+def _check_same(everything: Catalogue, opened: Opened) -> None:
+    """Raise StateError when the checkpoint's tensors are not those of the model, over all ranks."""
+    stored = {name: TensorInfo(name, facts.dtype, facts.shape) for name, facts in facts_of(opened).items()}
+    differences = sorted(unexpected(stored, everything.tensors))
     ties = opened.meta.get("ties", {})
-    if ties != state.ties():
-        differences.append(f"different: tied tensors are {ties} in the checkpoint, {state.ties()} in the model")
+    if ties != everything.ties:
+        differences.append(f"different: tied tensors are {ties} in the checkpoint, {everything.ties} in the model")
     if differences:
         shown = differences[:MAX_SHOWN] + [f"… and {len(differences) - MAX_SHOWN} more"] * (
             len(differences) > MAX_SHOWN
         )
         version = opened.candidate.version
         raise StateError(f"the checkpoint of {version} belongs to another model:\n  " + "\n  ".join(shown))
-    short = [name for name, info in expected.items() if filled[name] != info.nbytes]
-    if short:
-        raise Unreadable(f"{short[0]}: {filled[short[0]]} of {expected[short[0]].nbytes} bytes are there")

@@ -217,7 +217,7 @@ class DcpSave(_Files):
         self.group = group
 
     def _state(self, step: int) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.parts.wrapped, self.parts.optimizer)
+        model, optimizer = get_state_dict(self.parts.passes.wrapped, self.parts.optimizer)
         return {"model": model, "optimizer": optimizer, "step": step}
 
     def save(self, step: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..planners.shards import TensorInfo, divide
+from ..planners.shards import TensorInfo, own
 from ..tiers import faults
 from ..tiers.digest import digest
 from ..tiers.layout import Version
@@ -21,6 +21,7 @@ from ..tiers.memory import MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard
 from .copier import Copier, HostMover, Item, Mover, NonFinite
 from .finite import FLOATS, Floats
+from .parallel.layout import WITHIN_STAGE, local_of
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
@@ -101,9 +102,9 @@ class Snapshots:
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
         self.rank, self.world, self.device = rank, world, device
         self.cadence, self.pace, self.alive = cadence, pace, alive
-        constant = infos(state.constant())
-        self.names = [info.name for info in constant]
-        self.pieces = divide(constant, world)[rank]
+        self.pieces = own(state.held(), rank)
+        self.leads = rank == min(state.mesh.alike(rank, WITHIN_STAGE))
+        """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
         self.places = self._places()
         grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]
         kept = state.optimizer.state
@@ -114,8 +115,9 @@ class Snapshots:
         """The same in order, by parameter, and how much the optimizer keeps of it: to look one up takes time."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
-        self.bytes_over_ranks = self._bytes_over_ranks()
         self.shard = Shard(rank, world, run_id, self._entries())
+        self.bytes_over_ranks = self.shard.data_bytes * world
+        """Of one snapshot on all ranks together; whoever has the sum over them puts it here."""
         self.header = self.shard.header()
         self.header_digest = digest(self.header)
         size = len(self.header) + self.shard.data_bytes
@@ -127,8 +129,8 @@ class Snapshots:
         self.safe = restored
         self.outdated = memory.of_other_worlds(world) if rank == 0 else []
         self.current: Version | None = None
-        self.refused: int | None = None
-        """Position in `names` of the tensor for which this rank does not keep the current snapshot."""
+        self.refused: str | None = None
+        """The tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
         self.waited_s = 0.0
         """For slots that the drainer held, over all snapshots."""
@@ -146,23 +148,20 @@ class Snapshots:
             return CudaMover(self.device)
         return HostMover()
 
-    def _bytes_over_ranks(self) -> int:
-        """Bytes of one snapshot on all ranks together."""
-        constant = sum(info.nbytes for info in infos(self.state.constant()))
-        buffers = sum(info.nbytes for info in infos(self.state.changing()))
-        return constant + buffers + self.world * sum(len(data) for data in random_states(self.device).values())
-
     def _entries(self) -> tuple[Entry, ...]:
         entries = [
-            Entry(p.tensor.name, p.tensor.dtype, p.shape, p.start, p.tensor.shape, p.nbytes) for p in self.pieces
+            Entry(p.tensor.name, p.tensor.dtype, p.shape, p.offset, p.tensor.shape, p.nbytes) for p in self.pieces
         ]
-        entries += [Entry(info.name, info.dtype, info.shape, 0, info.shape, info.nbytes) for info, _ in self.boundary]
+        entries += [
+            Entry(info.name, info.dtype, info.shape, (0,) * len(info.shape), info.shape, info.nbytes)
+            for info, _ in self.boundary
+        ]
         return tuple(entries)
 
     def _boundary_bytes(self) -> list[tuple[TensorInfo, bytes | memoryview]]:
-        """What may change in a forward pass: random states of every rank, and rank 0's buffers (those count in DDP)."""
+        """What may change in a forward pass: random states of every rank, and the buffers of the rank that leads."""
         found: list[tuple[TensorInfo, bytes | memoryview]] = []
-        if self.rank == 0:
+        if self.leads:
             buffers = self.state.changing()
             found += [(info, tensor_bytes(buffers[info.name])) for info in infos(buffers)]
         for name, data in random_states(self.device).items():
@@ -235,8 +234,10 @@ class Snapshots:
             raise StateError("the optimizer keeps other tensors than at the start; they cannot be stored")
         if not (len(tensors) == len(self.items) and all(map(operator.is_, tensors, self._tensors))):
             self._tensors = tensors
-            self.items = [Item(tensor, *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)]
-        self.marks = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+            self.items = [
+                Item(local_of(tensor), *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)
+            ]
+        self.marks = [_mark(tensor) for tensor in tensors]
 
     def _places(self) -> list[Place]:
         places, offset, found = [], 0, self.state.places()
@@ -293,14 +294,14 @@ class Snapshots:
         try:
             self.copier.finish()
         except NonFinite as error:
-            self.refused = self.names.index(self.pieces[error.number].tensor.name)
+            self.refused = self.pieces[error.number].tensor.name
         self._check_unchanged()
         return self.shard.data_bytes if self.refused is None else 0
 
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
         for number, (tensor, mark) in enumerate(zip(self._tensors, self.marks, strict=True)):
-            if (tensor._version, tensor.data_ptr()) != mark:
+            if _mark(tensor) != mark:
                 name = self.pieces[number].tensor.name
                 for slot in self.slots:
                     if slot.version == self.current:
@@ -320,10 +321,10 @@ class Snapshots:
         whole, self.current = self.current, None
         return whole
 
-    def refuse(self, tensor: int) -> Refused:
-        """A rank has refused the snapshot for a tensor (position in `names`): no rank keeps it, the older one stays."""
+    def refuse(self, tensor: str) -> Refused:
+        """A rank has refused the snapshot for a tensor: no rank keeps it, the older one stays."""
         assert self.current is not None
-        refused, self.current, self.refused = Refused(self.current, self.names[tensor]), None, None
+        refused, self.current, self.refused = Refused(self.current, tensor), None, None
         for slot in self.slots:
             if slot.version == refused.version:
                 slot.slot.invalidate()
@@ -354,6 +355,11 @@ class Snapshots:
                     return slot
             self.alive()
             time.sleep(WAIT_S)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    """What changes when somebody writes into a tensor, or puts another one in its place."""
+    return tensor._version, local_of(tensor).data_ptr()
 
 
 def _words(info: TensorInfo) -> str:

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..planners.shards import TensorInfo
+from ..planners.mesh import ALONE, Mesh
+from ..planners.shards import Held, TensorInfo
 from ..tiers.digest import digest, state_digest
+from .parallel.layout import held_of, local_of
 
 DTYPE_TAGS: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -68,6 +70,8 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     moving: frozenset[str] = frozenset()
+    mesh: Mesh = ALONE
+    rank: int = 0
 
     @cached_property
     def buffers(self) -> Buffers:
@@ -89,6 +93,15 @@ class TrainState:
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
+    def held(self) -> list[Held]:
+        """What this rank holds of the constant tensors, in their order; nothing of one that is cut too small for it."""
+        found = []
+        for name, tensor in self.constant().items():
+            box = held_of(TensorInfo(name, tag_of(tensor, name), tuple(tensor.shape)), tensor, self.mesh, self.rank)
+            if box is not None:
+                found.append(box)
+        return found
+
     def places(self) -> dict[str, tuple[nn.Parameter, str | None]]:
         """Where each constant tensor is found: the parameter, and under which key the optimizer keeps it for that."""
         named = dict(self.model.named_parameters())
@@ -107,7 +120,8 @@ class TrainState:
 
     def check_storable(self) -> None:
         """Raise StateError for a tensor that a checkpoint could not bring back."""
-        for name, tensor in (self.constant() | self.changing()).items():
+        for name, whole in (self.constant() | self.changing()).items():
+            tensor = local_of(whole)
             if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
                 raise StateError(f"{name} is an expanded tensor, its elements share memory; clone() it in the model")
 
@@ -122,7 +136,7 @@ class TrainState:
         return aliases
 
     def digest(self) -> str:
-        """The state digest of the live state."""
+        """The state digest of a live state that is whole on this rank."""
         return state_digest(
             (name, tag_of(tensor, name), tuple(tensor.shape), digest(tensor_bytes(tensor)))
             for name, tensor in (self.constant() | self.changing()).items()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ..planners.mesh import mesh_of
 from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
-from .optim import clip_gradients, learning_rate, set_learning_rate
+from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate
 from .parts import Parts
+from .passes import Watch
 from .snapshot import Refused, Snapshots
 from .timing import StepClock
 
@@ -31,10 +32,10 @@ class Progress:
     samples: int = 0
     _fixed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def meta(self, parts: Parts, spec_digest: str, world: int) -> dict[str, Any]:
+    def meta(self, parts: Parts, spec_digest: str) -> dict[str, Any]:
         """What the manifest says beside the tensors; what stays the same in an attempt is put together once."""
         if self._fixed is None:
-            self._fixed = _fixed_meta(parts, spec_digest, world)
+            self._fixed = _fixed_meta(parts, spec_digest)
         return {
             **self._fixed,
             "data": {**self._fixed["data"], "samples": self.samples},
@@ -42,9 +43,9 @@ class Progress:
         }
 
 
-def _fixed_meta(parts: Parts, spec_digest: str, world: int) -> dict[str, Any]:
+def _fixed_meta(parts: Parts, spec_digest: str) -> dict[str, Any]:
     return {
-        "mesh": {"dp_replicate": world, "dp_shard": 1, "tp": 1, "pp": 1},
+        "mesh": mesh_of(parts.spec).to_json(),
         "spec": spec_to_json(parts.spec),
         "spec_digest": spec_digest,
         "data": {
@@ -74,7 +75,10 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     step = progress.step + 1
     clock = StepClock(context.device)
     faults.point("step.start", step)
-    loss = _passes(parts, context, progress.samples, snapshots, clock, step)
+    if context.device_mesh is not None:  # else DDP does it
+        context.share(parts.state.changing().values())
+    loss = parts.run(progress.samples, context, Watch(context, snapshots, clock, step))
+    context.beat()
     with clock.waiting("stall"):
         copied = snapshots.finish() if snapshots is not None else 0
     mean, stop, drain_busy, clean = _agree(context, loss, snapshots)
@@ -84,7 +88,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     faults.point("update.before", step)
     lr = learning_rate(step, parts.spec.training.optimizer.lr, parts.spec.training.scheduler, parts.spec.max_steps)
     with clock.part("optimizer"):
-        norm = _update(parts, lr, mean, step, snapshots)
+        norm = _update(parts, context, lr, mean, step, snapshots)
     faults.point("update.after", step)
     seconds = clock.total()
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
@@ -103,41 +107,13 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     return StepOutcome(metrics, stop, drain_busy, committed, refused)
 
 
-def _passes(
-    parts: Parts, context: Context, samples: int, snapshots: Snapshots | None, clock: StepClock, step: int
-) -> Tensor:
-    """All forward and backward passes; returns the mean loss of this rank."""
-    passes = parts.spec.micro_batches
-    total: Tensor | None = None
-    for micro in range(passes):
-        batch = parts.batch(samples, micro, context)
-        last = micro == passes - 1
-        with contextlib.nullcontext() if last else parts.wrapped.no_sync():
-            context.beat()
-            if snapshots is not None:
-                snapshots.forward_window()
-            faults.point("window.forward", step)
-            with clock.part("forward"):
-                loss = parts.loss(batch, context) / passes
-            context.beat()
-            if snapshots is not None:
-                snapshots.backward_window()
-            faults.point("window.backward", step)
-            with clock.part("backward"):
-                loss.backward()
-        total = loss.detach() if total is None else total + loss.detach()
-    context.beat()
-    assert total is not None
-    return total
-
-
-def _agree(context: Context, loss: Tensor, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool]:
+def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool]:
     """Once every rank has its copy: mean loss, whether to stop, whether a drainer is busy, whether no rank refuses."""
     draining = snapshots is not None and snapshots.draining()
     refuses = snapshots is not None and snapshots.refused is not None
-    values = [float(loss), float(context.stop.is_set), float(draining), float(refuses)]
+    values = [0.0 if loss is None else float(loss), float(context.stop.is_set), float(draining), float(refuses)]
     total, stop, busy, refused = context.sum_over_ranks(values)
-    return total / context.world, stop > 0, busy > 0, refused == 0
+    return total / (context.world // context.mesh.pp), stop > 0, busy > 0, refused == 0
 
 
 def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tuple[Version | None, Refused | None]:
@@ -150,10 +126,9 @@ def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tup
     if clean:
         return snapshots.superseded(), None
     said = [0.0] * context.world
-    if snapshots.refused is not None:
-        said[context.rank] = 1.0 + snapshots.refused
-    tensor = next(number for number in context.sum_over_ranks(said) if number > 0)
-    return None, snapshots.refuse(int(tensor) - 1)
+    said[context.rank] = float(snapshots.refused is not None)
+    first = context.sum_over_ranks(said).index(1.0)
+    return None, snapshots.refuse(context.text_of(first, snapshots.refused or ""))
 
 
 def diverged(refused: Refused, snapshots: Snapshots | None) -> TrainingDiverged:
@@ -171,11 +146,17 @@ def _kept(snapshots: Snapshots | None) -> str:
     )
 
 
-def _update(parts: Parts, lr: float, mean_loss: float, step: int, snapshots: Snapshots | None) -> float:
+def _update(
+    parts: Parts, context: Context, lr: float, mean_loss: float, step: int, snapshots: Snapshots | None
+) -> float:
     """Clip and update, unless that would write something that is not a number into the weights."""
     if not math.isfinite(mean_loss):
         raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; {_kept(snapshots)}")
-    norm = float(clip_gradients(parts.model, parts.spec.training.max_grad_norm))
+    limit = parts.spec.training.max_grad_norm
+    if context.device_mesh is None:
+        norm = float(clip_gradients(parts.model, limit))
+    else:
+        norm = clip_cut_gradients(parts.model, limit, context.mesh, context.sum_over_ranks)
     if not math.isfinite(norm):
         raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_kept(snapshots)}")
     set_learning_rate(parts.optimizer, lr)

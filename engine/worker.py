@@ -18,6 +18,7 @@ from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
+from .catalogue import state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
@@ -90,8 +91,8 @@ class Worker:
         if snapshots is not None:
             self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
         context.sign_off()
+        digest = state_digest_of(parts.state, context)
         if context.rank == 0:
-            digest = parts.state.digest()
             write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted))
         leave(context, Code.PREEMPTED if preempted else Code.DONE)
 
@@ -99,10 +100,11 @@ class Worker:
         faults.point("restore.before")
         if not self.job.candidates:
             return None
-        restored = restore(parts.state, self.job.candidates, context.rank, context.all_agree, self.run.spool)
+        restored = restore(parts.state, self.job.candidates, context, self.run.spool)
         self._take_position(restored, parts, reporter)
+        digest = state_digest_of(parts.state, context)
         if reporter.active:
-            reporter.restored(restored, parts.state.digest(), self.job.skipped)
+            reporter.restored(restored, digest, self.job.skipped)
         faults.point("restore.after")
         return restored.candidate.version
 
@@ -123,7 +125,7 @@ class Worker:
         if not self.plan.tiers:
             return None
         cadence, pace = beginning(self.spec, self.plan)
-        return Snapshots(
+        snapshots = Snapshots(
             parts.state,
             self.memory,
             run_id=self.job.run_id,
@@ -136,6 +138,8 @@ class Worker:
             restored=restored,
             alive=context.beat,
         )
+        snapshots.bytes_over_ranks = int(context.sum_over_ranks([float(snapshots.shard.data_bytes)])[0])
+        return snapshots
 
     def _step(
         self,
@@ -151,7 +155,7 @@ class Worker:
         trained = time.perf_counter()
         drained = None
         if snapshots is not None:
-            meta = self._meta(parts, context)
+            meta = self._meta(parts)
             drained = snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
         ended = time.perf_counter()
         metrics = outcome.metrics
@@ -180,8 +184,8 @@ class Worker:
             reporter.evaluated(evaluated)
         return stop
 
-    def _meta(self, parts: Parts, context: Context) -> dict[str, Any]:
-        return self.progress.meta(parts, self.spec_digest, context.world)
+    def _meta(self, parts: Parts) -> dict[str, Any]:
+        return self.progress.meta(parts, self.spec_digest)
 
     def _last_snapshot(
         self, parts: Parts, context: Context, snapshots: Snapshots, reporter: Reporter, *, preempted: bool
@@ -192,7 +196,7 @@ class Worker:
         Stopped from outside under `non_finite: skip`, it ends with the last good one instead.
         """
         if snapshots.current is None and self.progress.step > 0:
-            snapshots.take(self.progress.step, self._meta(parts, context), drain=False)
+            snapshots.take(self.progress.step, self._meta(parts), drain=False)
         snapshots.finish()
         whole, refused = settle(context, snapshots, clean=context.all_agree(snapshots.refused is None))
         snapshots.close()

@@ -76,6 +76,10 @@ class Mesh:
         yield from (f"{dim} {degree}" for dim, degree in (above or {"dp_replicate": 1}).items())
 
 
+ALONE = Mesh()
+"""One rank."""
+
+
 def mesh_of(spec: Spec) -> Mesh:
     """The mesh that a spec asks for."""
     strategy = spec.strategy

@@ -33,9 +33,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, T, D] → [B, T, D]."""
         batch, length, _ = x.shape
-        q = self.wq(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)  # [B, H, T, h]
-        k = self.wk(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)  # [B, K, T, h]
-        v = self.wv(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        q = self.wq(x).view(batch, length, -1, self.head_dim).transpose(1, 2)  # [B, H, T, h]; H/tp of them here
+        k = self.wk(x).view(batch, length, -1, self.head_dim).transpose(1, 2)  # [B, K, T, h]
+        v = self.wv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(
             rotate(q, cos, sin),
             rotate(k, cos, sin),
@@ -86,30 +86,25 @@ class Block(nn.Module):
         return output
 
 
-class Gpt(nn.Module):
-    """The decoder; `forward` takes token ids [B, T+1] and returns the mean loss of predicting the last T."""
+class GptPart(nn.Module):
+    """Some layers of the decoder in a row; the first part has the embedding, the last one final norm and head.
+
+    Its parameters are named as in the whole decoder.
+    """
+
+    embedding: nn.Embedding | None
+    norm: nn.RMSNorm | None
+    head: nn.Linear | None
 
     def __init__(self, spec: GptModel) -> None:
-        """Make the layers and draw their weights from the global generator."""
+        """Nothing is in it yet."""
         super().__init__()
         self.spec = spec
-        self.embedding = nn.Embedding(spec.vocab_size, spec.d_model)
-        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.n_layers))
-        self.norm = nn.RMSNorm(spec.d_model)
-        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
-        if spec.tie_embeddings:
-            self.head.weight = self.embedding.weight
-        self._init_weights()
+        self.embedding, self.norm, self.head = None, None, None
+        self.layers = nn.ModuleDict()
+        self.length: int | None = None
+        """T, where the input may be cut along the sequence."""
         self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-
-    def _init_weights(self) -> None:
-        """Normal weights; what writes into the residual stream is scaled by its depth (GPT-2, section 2.3)."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            residual = name.endswith(("attention.wo.weight", "mlp.down.weight"))
-            std = INIT_STD / math.sqrt(2 * self.spec.n_layers) if residual else INIT_STD
-            nn.init.normal_(parameter, std=std)
 
     def _positions(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, h/2] of every position and frequency."""
@@ -121,19 +116,60 @@ class Gpt(nn.Module):
             self._rotary[key] = (angle.cos(), angle.sin())
         return self._rotary[key]
 
+    def through(self, x: Tensor, length: int) -> Tensor:
+        """What the first part gets is token ids [B, T], the last one gives logits [B, T, vocab], else it is [B, T, D].
+
+        `length` is T, of which `x` may hold a part only.
+        """
+        cos, sin = self._positions(length, x.device)
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x, cos, sin)
+        if self.head is not None and self.norm is not None:
+            x = self.head(self.norm(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `through`."""
+        return self.through(x, self.length or x.shape[1])
+
+
+class Gpt(GptPart):
+    """The decoder; `forward` takes token ids [B, T+1] and returns the mean loss of predicting the last T."""
+
+    def __init__(self, spec: GptModel) -> None:
+        """Make the layers and draw their weights from the global generator."""
+        super().__init__(spec)
+        self.embedding = nn.Embedding(spec.vocab_size, spec.d_model)
+        self.layers = nn.ModuleDict({str(number): Block(spec) for number in range(spec.n_layers)})
+        self.norm = nn.RMSNorm(spec.d_model)
+        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
+        if spec.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        """Normal weights; what writes into the residual stream is scaled by its depth (GPT-2, section 2.3)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            residual = name.endswith(("attention.wo.weight", "mlp.down.weight"))
+            std = INIT_STD / math.sqrt(2 * self.spec.n_layers) if residual else INIT_STD
+            nn.init.normal_(parameter, std=std)
+
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, vocab]."""
-        cos, sin = self._positions(tokens.shape[1], tokens.device)
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        output: Tensor = self.head(self.norm(x))
-        return output
+        return self.through(tokens, tokens.shape[1])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T+1] → mean cross-entropy of the next token."""
-        logits = self.logits(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return next_token_loss(self.logits(tokens[:, :-1]), tokens[:, 1:])
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [B, T, vocab] for token ids [B, T]."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def block(parts: Parts, context: Context, progress: Progress, snapshots: Snapsho
         outcome = train_step(parts, context, progress, stored)
         trained = time.perf_counter()
         if stored is not None:
-            meta = progress.meta(parts, "bench", context.world)
+            meta = progress.meta(parts, "bench")
             stored.begin(progress.step, meta, drain_busy=outcome.drain_busy)
         ended = time.perf_counter()
         told.step_s.append(ended - started)

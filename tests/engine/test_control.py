@@ -74,7 +74,7 @@ class Loop:
             for step in range(1, steps + 1):
                 started = time.perf_counter()
                 outcome = train_step(self.parts, self.context, progress, self.snapshots)
-                self.snapshots.begin(step, progress.meta(self.parts, "spec", 1), drain_busy=False)
+                self.snapshots.begin(step, progress.meta(self.parts, "spec"), drain_busy=False)
                 for slot in self.snapshots.slots:
                     slot.slot.drain_mark.unlink(missing_ok=True)
                 outcome.metrics["step_s"] = time.perf_counter() - started

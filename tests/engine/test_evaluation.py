@@ -77,7 +77,7 @@ def training(spec: Spec, context: Context, ranks: MakeRanks, *, evaluating: bool
         context.step = progress.step + 1
         outcome = train_step(parts, context, progress, snapshots)
         told.append([outcome.metrics[key] for key in ("step", "loss", "lr", "grad_norm", "snapshot_bytes")])
-        snapshots.begin(progress.step, progress.meta(parts, "spec", 1), drain_busy=False)
+        snapshots.begin(progress.step, progress.meta(parts, "spec"), drain_busy=False)
         if evaluating and spec.evaluates(progress.step):
             result, stop = evaluate(parts, context, snapshots)
             assert result is not None and not stop

@@ -184,7 +184,7 @@ class Loop:
 
     def step(self) -> StepOutcome:
         outcome = train_step(self.parts, self.context, self.progress, self.snapshots)
-        self.snapshots.begin(self.progress.step, self.progress.meta(self.parts, "spec", 1), drain_busy=False)
+        self.snapshots.begin(self.progress.step, self.progress.meta(self.parts, "spec"), drain_busy=False)
         return outcome
 
 

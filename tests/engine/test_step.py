@@ -69,7 +69,7 @@ class Run:
                 self.context.step = self.progress.step + 1
                 outcome = train_step(self.parts, self.context, self.progress, snapshots)
                 self.metrics.append(outcome.metrics)
-                snapshots.begin(self.progress.step, self.progress.meta(self.parts, "spec", 1), drain_busy=False)
+                snapshots.begin(self.progress.step, self.progress.meta(self.parts, "spec"), drain_busy=False)
             snapshots.finish()
         finally:
             snapshots.close()
@@ -381,7 +381,7 @@ def test_exit_codes_of_workers(error: Exception, code: Code) -> None:
 
 def test_parts_name_what_is_stored(begin: Begin) -> None:
     parts: Parts = begin().parts
-    meta = Progress(3, 48).meta(parts, "digest", 1)
+    meta = Progress(3, 48).meta(parts, "digest")
     assert meta["data"]["samples"] == 48
     assert meta["data"]["fingerprint"] == parts.fingerprint
     assert meta["ties"] == parts.state.ties()

@@ -1,0 +1,118 @@
+"""The decoder as a pipeline: its layers divided into stages, run by torch's schedules.
+
+Stage s of p·v lies on rank s modulo p of the pipeline, so that with v = 1 each rank has one run of layers and with more
+(interleaved, Narayanan et al. 2021, arXiv:2104.04473) several shorter ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from ...planners.layers import layers_of_stages, stages_per_rank
+from ...specs.models import GptModel, Spec, TextDataset
+from ..models.gpt import Gpt, GptPart, next_token_loss
+from .tensor import cuts_sequence
+
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
+
+class Watcher(Protocol):
+    """What is to happen around each pass."""
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around a forward pass of one micro-batch."""
+
+    def backward(self) -> AbstractContextManager[None]:
+        """Around a backward pass of one micro-batch."""
+
+
+class Stage(PipelineStage):
+    """A stage that tells when its passes begin and end: the windows of a pipeline's schedule."""
+
+    watcher: Watcher
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass."""
+        with self.watcher.forward():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        """One backward pass."""
+        with self.watcher.backward():
+            super().backward_one_chunk(*args, **kwargs)
+
+
+def split(model: Gpt, spec: Spec, pp_rank: int) -> list[GptPart]:
+    """Take out of the whole decoder the stages of one rank, and everything else out of `model`.
+
+    The model stays the container in which parameters have their names; the stages hold the same modules.
+    """
+    assert isinstance(spec.model, GptModel)
+    pp, each = spec.strategy.pp, stages_per_rank(spec.strategy)
+    ranges = layers_of_stages(spec.model.n_layers, pp * each)
+    mine = [pp_rank + turn * pp for turn in range(each)]
+    parts = [_part(model, ranges[stage], first=stage == 0, last=stage == len(ranges) - 1) for stage in mine]
+    kept = {str(layer) for stage in mine for layer in ranges[stage]}
+    for number in [number for number in model.layers if number not in kept]:
+        del model.layers[number]
+    if 0 not in mine:
+        model.embedding = None
+    if len(ranges) - 1 not in mine:
+        model.norm, model.head = None, None
+    return parts
+
+
+def _part(model: Gpt, layers: range, *, first: bool, last: bool) -> GptPart:
+    part = GptPart(model.spec)
+    part.layers.update({str(number): model.layers[str(number)] for number in layers})
+    if first:
+        part.embedding = model.embedding
+    if last:
+        part.norm, part.head = model.norm, model.head
+    return part
+
+
+def schedule_of(
+    parts: Sequence[GptPart], spec: Spec, pp_rank: int, device: torch.device, group: ProcessGroup
+) -> tuple[Schedule, list[Stage]]:
+    """The schedule of one step, and this rank's stages.
+
+    The shapes that travel between stages are given: torch would else let the ranks send each other pickled ones.
+    """
+    pp, total = spec.strategy.pp, spec.strategy.pp * stages_per_rank(spec.strategy)
+    stages = []
+    for turn, part in enumerate(parts):
+        index = pp_rank + turn * pp
+        entering, leaving = _shapes(spec, device, index == 0, index == total - 1)
+        part.length = leaving.shape[1] if index == total - 1 else _seq_len(spec)
+        stages.append(Stage(part, index, total, device, input_args=entering, output_args=leaving, group=group))
+    kind, n = spec.strategy.pp_schedule, spec.micro_batches
+    if kind == "interleaved-1f1b":
+        return ScheduleInterleaved1F1B([*stages], n, loss_fn=next_token_loss), stages
+    made = ScheduleGPipe if kind == "gpipe" else Schedule1F1B
+    return made(stages[0], n, loss_fn=next_token_loss), stages
+
+
+def _seq_len(spec: Spec) -> int:
+    assert isinstance(spec.dataset, TextDataset)
+    return spec.dataset.seq_len
+
+
+def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[Tensor, Tensor]:
+    """What one micro-batch is where it enters and where it leaves a stage, as tensors without memory."""
+    assert isinstance(spec.model, GptModel)
+    samples, length = spec.training.micro_batch_size, _seq_len(spec)
+    between = length // spec.strategy.tp if spec.strategy.tp > 1 and cuts_sequence(spec) else length
+    wide = torch.bfloat16 if spec.training.precision == "bf16-mixed" else torch.float32
+    hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
+    entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
+    leaving = torch.empty(samples, length, spec.model.vocab_size, dtype=wide, device=device, requires_grad=True) if last else hidden
+    return entering, leaving

@@ -1,0 +1,76 @@
+"""Spread a model over the ranks as the spec's strategy says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ...planners.mesh import Mesh
+from ...specs.models import PythonModel, Spec
+from ..models.gpt import Gpt, GptPart
+from . import pipeline, tensor
+from .units import compile_units, recompute, units
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A model spread over the ranks, before any optimizer."""
+
+    model: nn.Module
+    """Holds this rank's parameters under their names."""
+    wrapped: nn.Module
+    """What is called for a loss, unless there are stages."""
+    parts: list[GptPart] = field(default_factory=list)
+    """Stages of a pipeline that this rank holds."""
+
+
+def spread(model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | None, rank: int) -> Spread:
+    """Cut `model`, whole and the same on every rank, in place.
+
+    Tensor parallel first, then the stages, then the layers' own forward passes, then data parallel: the order in which
+    each sees what the one before has made of a parameter.
+    """
+    strategy = spec.strategy
+    parts: list[GptPart] = []
+    if device_mesh is not None and mesh.tp > 1 and isinstance(model, Gpt):
+        tensor.parallelize(model, device_mesh["tp"], sequence=tensor.cuts_sequence(spec))
+    if mesh.pp > 1 and isinstance(model, Gpt):
+        parts = pipeline.split(model, spec, mesh.place(rank)["pp"])
+    if strategy.activation_checkpointing == "full":
+        recompute(model)
+    if strategy.compile:
+        compile_units(model)
+    if device_mesh is None:
+        return Spread(model, _replicated(model, spec))
+    if mesh.data_parallel > 1:
+        over = device_mesh["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else device_mesh["dp_shard"]
+        roots: Sequence[nn.Module] = parts or [model]
+        for root in roots:
+            _shard(root, over, keep=mesh.pp > 1)
+    return Spread(model, model, parts)
+
+
+def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
+    """FSDP2: each layer is gathered by itself, everything else with the root.
+
+    `keep`: a pipeline runs many forward passes before the backward ones, so what is gathered stays.
+    """
+    for layer in units(root):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not keep)
+    fully_shard(root, mesh=mesh, reshard_after_forward=not keep)
+
+
+def _replicated(model: nn.Module, spec: Spec) -> DistributedDataParallel:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=isinstance(spec.model, PythonModel),
+    )

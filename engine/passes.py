@@ -1,0 +1,129 @@
+"""All forward and backward passes of one step, with the copy of the step before in their windows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..tiers import faults
+from .context import Context
+from .models.build import compute_loss
+from .parallel.pipeline import Schedule, Stage
+from .snapshot import Snapshots
+from .timing import StepClock
+
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What happens around each pass: a sign of life, a window for the copy, a fault to try, a look at the clock."""
+
+    context: Context
+    snapshots: Snapshots | None
+    clock: StepClock
+    step: int
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around a forward pass of one micro-batch."""
+        self.context.beat()
+        if self.snapshots is not None:
+            self.snapshots.forward_window()
+        faults.point("window.forward", self.step)
+        with self.clock.part("forward"):
+            yield
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass of one micro-batch."""
+        self.context.beat()
+        if self.snapshots is not None:
+            self.snapshots.backward_window()
+        faults.point("window.backward", self.step)
+        with self.clock.part("backward"):
+            yield
+
+
+class Unwatched:
+    """Nothing happens around a pass but a sign of life: for passes whose results are thrown away."""
+
+    def __init__(self, context: Context) -> None:
+        """Give signs of life for this worker."""
+        self.context = context
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around a forward pass."""
+        self.context.beat()
+        return contextlib.nullcontext()
+
+    def backward(self) -> AbstractContextManager[None]:
+        """Around a backward pass."""
+        self.context.beat()
+        return contextlib.nullcontext()
+
+
+class Passes(Protocol):
+    """How this rank gets from batches to gradients."""
+
+    wrapped: nn.Module
+    """What is called for a loss; in a pipeline its container only."""
+
+    def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor | None:
+        """Add up the gradients of the mean loss over `count` micro-batches; returns that loss where it is known."""
+
+
+class Loop(Passes):
+    """One micro-batch after the other through the whole model."""
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        """Run this module; DDP exchanges gradients in the last pass only."""
+        self.wrapped = wrapped
+
+    def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor:
+        """As `Passes.run`; the loss is this rank's."""
+        total: Tensor | None = None
+        for number in range(count):
+            batch = next(batches)
+            with self._exchange(last=number == count - 1):
+                with watch.forward(), precision():
+                    loss = compute_loss(self.wrapped, batch) / count
+                with watch.backward():
+                    loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _exchange(self, *, last: bool) -> AbstractContextManager[Any]:
+        if isinstance(self.wrapped, DistributedDataParallel) and not last:
+            return self.wrapped.no_sync()
+        return contextlib.nullcontext()
+
+
+class Pipeline(Passes):
+    """All micro-batches of a step through this rank's stages, in the order of a schedule."""
+
+    def __init__(self, model: nn.Module, schedule: Schedule, stages: Sequence[Stage]) -> None:
+        """`model` holds the modules of the stages under their names."""
+        self.wrapped, self.schedule, self.stages = model, schedule, stages
+        self.first = any(stage.is_first for stage in stages)
+        self.last = any(stage.is_last for stage in stages)
+
+    def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor | None:
+        """As `Passes.run`; the loss is known on the last stage."""
+        tokens = torch.cat([next(batches) for _ in range(count)])
+        for stage in self.stages:
+            stage.watcher = watch
+        losses: list[Tensor] = []
+        inputs = (tokens[:, :-1],) if self.first else ()
+        target: dict[str, Any] = {"target": tokens[:, 1:], "losses": losses} if self.last else {}
+        with precision():
+            self.schedule.step(*inputs, return_outputs=False, **target)
+        return torch.stack([loss.detach() for loss in losses]).mean() if self.last else None

@@ -1,0 +1,19 @@
+"""Which layers of a model stand in which stage of a pipeline."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ..specs.models import Strategy
+
+
+def stages_per_rank(strategy: Strategy) -> int:
+    """Stages that one rank of the pipeline holds."""
+    return strategy.pp_stages_per_rank or (2 if strategy.pp_schedule == "interleaved-1f1b" else 1)
+
+
+def layers_of_stages(layers: int, stages: int) -> list[range]:
+    """Divide the layers, in their order, as evenly as possible; the first stages get one more where it does not fit."""
+    each, more = divmod(layers, stages)
+    edges = [stage * each + min(stage, more) for stage in range(stages + 1)]
+    return [range(begin, end) for begin, end in pairwise(edges)]
