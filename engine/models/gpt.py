@@ -100,8 +100,10 @@ class GptPart(nn.Module):
         """Nothing is in it yet."""
         super().__init__()
         self.spec = spec
-        self.embedding, self.norm, self.head = None, None, None
+        self.register_module("embedding", None)  # their order is that of the parameters
         self.layers = nn.ModuleDict()
+        self.register_module("norm", None)
+        self.register_module("head", None)
         self.length: int | None = None
         """T, where the input may be cut along the sequence."""
         self._rotary: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}

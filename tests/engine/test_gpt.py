@@ -196,7 +196,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
 def test_what_writes_into_the_residual_stream_starts_smaller() -> None:
     model = Gpt(gpt(n_layers=8, d_model=64))
-    for layer in model.layers:
+    for layer in model.layers.values():
         for weight in (layer.attention.wo.weight, layer.mlp.down.weight):
             assert float(weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.1)
         assert float(layer.attention.wq.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
