@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..planners.mesh import ALONE, Mesh
-from ..specs.models import PythonModel, Spec, TextDataset
+from ..specs.models import GptModel, PythonModel, Spec, TextDataset
 from ..tiers.digest import digest
 from ..tiers.jsonfile import dumps
 from .context import Context
@@ -20,7 +21,7 @@ from .data.text import DataError
 from .models.build import build_model, to_device
 from .optim import build_optimizer
 from .parallel.pipeline import schedule_of
-from .parallel.wrap import Spread, spread
+from .parallel.wrap import Spread, fill, replicated, spread
 from .passes import Loop, Passes, Pipeline, Unwatched, Watch
 from .state import StateError, TrainState, same_bytes, seed_everything
 
@@ -78,7 +79,11 @@ class Parts:
 def assemble(spec: Spec, context: Context) -> Parts:
     """Build everything from the spec, the same weights on every rank."""
     seed_everything(spec.seed)
-    model = build_model(spec.model).to(context.device)
+    by_name = isinstance(spec.model, GptModel)
+    with torch.device("meta") if by_name else contextlib.nullcontext():
+        model = build_model(spec.model)
+    if not by_name:
+        model = model.to(context.device)
     samples, others = build_data(spec)
     batches = Batches(
         samples,
@@ -92,6 +97,8 @@ def assemble(spec: Spec, context: Context) -> Parts:
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
     spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
+    if by_name:
+        fill(spread_out, spec, context.mesh, context.device, context.rank)
     optimizer = build_optimizer(model, spec.training.optimizer)
     TrainState(model, optimizer).check_storable()
     passes = _passes(spread_out, spec, context)
@@ -106,9 +113,10 @@ def assemble(spec: Spec, context: Context) -> Parts:
 
 
 def _passes(found: Spread, spec: Spec, context: Context) -> Passes:
+    if context.device_mesh is None:
+        return Loop(replicated(found.model, spec))
     if not found.parts:
-        return Loop(found.wrapped)
-    assert context.device_mesh is not None
+        return Loop(found.model)
     place = context.mesh.place(context.rank)["pp"]
     group = context.device_mesh["pp"].get_group()
     return Pipeline(found.model, *schedule_of(found.parts, spec, place, context.device, group))

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...planners.mesh import ALONE, Mesh
+from ...planners.shards import TensorInfo
 from ...specs.models import GptModel
+from ..parallel.layout import held_of, local_of
+from .draw import normal
 
 INIT_STD = 0.02
 
@@ -141,24 +145,15 @@ class Gpt(GptPart):
     """The decoder; `forward` takes token ids [B, T+1] and returns the mean loss of predicting the last T."""
 
     def __init__(self, spec: GptModel) -> None:
-        """Make the layers and draw their weights from the global generator."""
+        """Make the layers; weights that have memory are drawn, by a seed from the global generator."""
         super().__init__(spec)
         self.embedding = nn.Embedding(spec.vocab_size, spec.d_model)
         self.layers = nn.ModuleDict({str(number): Block(spec) for number in range(spec.n_layers)})
         self.norm = nn.RMSNorm(spec.d_model)
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
-        if spec.tie_embeddings:
-            self.head.weight = self.embedding.weight
-        self._init_weights()
-
-    def _init_weights(self) -> None:
-        """Normal weights; what writes into the residual stream is scaled by its depth (GPT-2, section 2.3)."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            residual = name.endswith(("attention.wo.weight", "mlp.down.weight"))
-            std = INIT_STD / math.sqrt(2 * self.spec.n_layers) if residual else INIT_STD
-            nn.init.normal_(parameter, std=std)
+        tie(self)
+        if not self.embedding.weight.is_meta:
+            draw_weights(self, int(torch.randint(2**62, ())))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, vocab]."""
@@ -167,6 +162,32 @@ class Gpt(GptPart):
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T+1] → mean cross-entropy of the next token."""
         return next_token_loss(self.logits(tokens[:, :-1]), tokens[:, 1:])
+
+
+def tie(model: Gpt) -> None:
+    """Make head and embedding one parameter, where the spec wants that."""
+    if model.spec.tie_embeddings and model.head is not None and model.embedding is not None:
+        model.head.weight = model.embedding.weight
+
+
+def draw_weights(part: GptPart, seed: int, mesh: Mesh = ALONE, rank: int = 0) -> None:
+    """Give every parameter of a decoder, or of what this rank holds of one, its first value.
+
+    Normal weights; what writes into the residual stream is scaled by its depth (GPT-2, section 2.3); norms begin as 1.
+    """
+    for name, parameter in part.named_parameters():
+        local, shape = local_of(parameter), tuple(parameter.shape)
+        with torch.no_grad():
+            if len(shape) < 2:
+                local.fill_(1.0)
+                continue
+            box = held_of(TensorInfo(name, "F32", shape), parameter, mesh, rank)
+            if box is not None:
+                residual = name.endswith(("attention.wo.weight", "mlp.down.weight"))
+                std = INIT_STD / math.sqrt(2 * part.spec.n_layers) if residual else INIT_STD
+                begin, left = box.offset[0], box.offset[1]
+                drawn = normal(name, shape, std, seed, begin, begin + box.shape[0])
+                local.copy_(drawn[:, left : left + box.shape[1]])
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -114,5 +114,9 @@ def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[
     wide = torch.bfloat16 if spec.training.precision == "bf16-mixed" else torch.float32
     hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
     entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
-    leaving = torch.empty(samples, length, spec.model.vocab_size, dtype=wide, device=device, requires_grad=True) if last else hidden
+    leaving = (
+        torch.empty(samples, length, spec.model.vocab_size, dtype=wide, device=device, requires_grad=True)
+        if last
+        else hidden
+    )
     return entering, leaving

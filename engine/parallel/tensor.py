@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ...specs.models import Spec, TextDataset
-from ..models.gpt import Gpt
+from ..models.gpt import Gpt, tie
 
 
 def cuts_sequence(spec: Spec) -> bool:
@@ -46,8 +46,7 @@ def parallelize(model: Gpt, mesh: DeviceMesh, *, sequence: bool) -> None:
     for number in model.layers:
         plan |= {f"layers.{number}.{name}": style for name, style in _layer(between, sequence, gated).items()}
     parallelize_module(model, mesh, plan)
-    if model.spec.tie_embeddings and model.head is not None and model.embedding is not None:
-        model.head.weight = model.embedding.weight  # both were cut alike, but each for itself
+    tie(model)  # both were cut alike, but each for itself
 
 
 def _layer(between: Shard | Replicate, sequence: bool, gated: bool) -> dict[str, ParallelStyle]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...planners.mesh import Mesh
 from ...specs.models import PythonModel, Spec
-from ..models.gpt import Gpt, GptPart
+from ..models.gpt import Gpt, GptPart, draw_weights, tie
 from . import pipeline, tensor
 from .units import compile_units, recompute, units
 
@@ -23,15 +23,13 @@ class Spread:
     """A model spread over the ranks, before any optimizer."""
 
     model: nn.Module
-    """Holds this rank's parameters under their names."""
-    wrapped: nn.Module
-    """What is called for a loss, unless there are stages."""
+    """Holds this rank's parameters under their names; it is what is called for a loss unless there are stages."""
     parts: list[GptPart] = field(default_factory=list)
     """Stages of a pipeline that this rank holds."""
 
 
 def spread(model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | None, rank: int) -> Spread:
-    """Cut `model`, whole and the same on every rank, in place.
+    """Cut `model`, whole and the same on every rank, or without memory, in place.
 
     Tensor parallel first, then the stages, then the layers' own forward passes, then data parallel: the order in which
     each sees what the one before has made of a parameter.
@@ -46,14 +44,12 @@ def spread(model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | N
         recompute(model)
     if strategy.compile:
         compile_units(model)
-    if device_mesh is None:
-        return Spread(model, _replicated(model, spec))
-    if mesh.data_parallel > 1:
+    if device_mesh is not None and mesh.data_parallel > 1:
         over = device_mesh["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else device_mesh["dp_shard"]
         roots: Sequence[nn.Module] = parts or [model]
         for root in roots:
             _shard(root, over, keep=mesh.pp > 1)
-    return Spread(model, model, parts)
+    return Spread(model, parts)
 
 
 def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
@@ -66,7 +62,18 @@ def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
     fully_shard(root, mesh=mesh, reshard_after_forward=not keep)
 
 
-def _replicated(model: nn.Module, spec: Spec) -> DistributedDataParallel:
+def fill(found: Spread, spec: Spec, mesh: Mesh, device: torch.device, rank: int) -> None:
+    """Give a decoder that was cut without memory its memory on `device`, and its first weights."""
+    roots: Sequence[nn.Module] = found.parts or [found.model]
+    for root in roots:
+        root.to_empty(device=device)
+    assert isinstance(found.model, Gpt)
+    tie(found.model)
+    draw_weights(found.model, spec.seed, mesh, rank)
+
+
+def replicated(model: nn.Module, spec: Spec) -> DistributedDataParallel:
+    """The whole model on every rank: DDP."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return DistributedDataParallel(
         model,
