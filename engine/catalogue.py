@@ -43,9 +43,7 @@ class Catalogue:
 def catalogue(state: TrainState, context: Context) -> Catalogue:
     """Put together what all ranks hold; every rank must call it."""
     if context.device_mesh is None:
-        held = [*state.held(), *replicated(infos(state.changing()), 1)]
-        alone = {box.tensor.name: [Place(0, box.offset, box.shape)] for box in held}
-        return Catalogue({box.tensor.name: box.tensor for box in held}, alone, state.ties())
+        return whole_here(state)
     said = {"pieces": [_said(piece) for piece in _given(state, context)], "ties": state.ties()}
     tensors: dict[str, TensorInfo] = {}
     places: dict[str, list[Place]] = {}
@@ -57,6 +55,13 @@ def catalogue(state: TrainState, context: Context) -> Catalogue:
             tensors[name] = TensorInfo(name, dtype, tuple(whole))
             places.setdefault(name, []).append(Place(rank, tuple(offset), tuple(shape)))
     return Catalogue(tensors, places, ties)
+
+
+def whole_here(state: TrainState) -> Catalogue:
+    """The catalogue of a state that is whole on every rank."""
+    tensors = {info.name: info for info in infos(state.constant() | state.changing())}
+    places = {name: [Place(0, (0,) * len(info.shape), info.shape)] for name, info in tensors.items()}
+    return Catalogue(tensors, places, state.ties())
 
 
 def _given(state: TrainState, context: Context) -> list[Piece]:

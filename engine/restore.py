@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from ..tiers.jsonfile import Unreadable
 from ..tiers.recovery import Candidate, Content, Opened, contents, open_candidate
 from ..tiers.shardfile import Entry
 from ..tiers.whole import facts_of
-from .catalogue import Catalogue, catalogue
-from .context import Context
+from .catalogue import Catalogue
 from .parallel.layout import local_of
 from .state import StateError, TrainState, infos, set_random_state, unexpected
 
@@ -43,15 +42,21 @@ class Restored:
 
 
 def restore(
-    state: TrainState, candidates: Sequence[Candidate], context: Context, spool: Path | None = None
+    state: TrainState,
+    everything: Catalogue,
+    candidates: Sequence[Candidate],
+    rank: int,
+    all_agree: Callable[[bool], bool],
+    spool: Path | None = None,
 ) -> Restored:
     """Load the first candidate of which every rank can read its own part whole.
+
+    `everything` is what all ranks hold together, `all_agree` the logical and over them.
 
     Remote files are copied into the folder `spool` while they are read, once for all ranks of a node.
     Raises NothingUsable when none is left, StateError when a checkpoint is whole but belongs to another model.
     """
     skipped: list[dict[str, Any]] = []
-    everything = catalogue(state, context)
     for candidate in candidates:
         started = time.perf_counter()
         reason = ""
@@ -59,10 +64,10 @@ def restore(
         fresh = False
         try:
             opened = open_candidate(candidate, spool)
-            fresh = _load(state, everything, opened, context.rank)
+            fresh = _load(state, everything, opened, rank)
         except Unreadable as error:
             reason = str(error)
-        if context.all_agree(not reason) and opened is not None:
+        if all_agree(not reason) and opened is not None:
             seconds = time.perf_counter() - started
             return Restored(candidate, opened.meta, seconds, skipped, fresh)
         skipped.append(

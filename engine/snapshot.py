@@ -90,8 +90,6 @@ class Snapshots:
         *,
         run_id: str,
         attempt: int,
-        rank: int,
-        world: int,
         device: torch.device,
         cadence: Cadence,
         pace: Pace,
@@ -100,7 +98,8 @@ class Snapshots:
     ) -> None:
         """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded."""
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
-        self.rank, self.world, self.device = rank, world, device
+        self.rank, self.world, self.device = state.rank, state.mesh.world, device
+        rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive = cadence, pace, alive
         self.pieces = own(state.held(), rank)
         self.leads = rank == min(state.mesh.alike(rank, WITHIN_STAGE))

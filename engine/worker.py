@@ -18,7 +18,7 @@ from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
-from .catalogue import state_digest_of
+from .catalogue import catalogue, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
@@ -100,7 +100,14 @@ class Worker:
         faults.point("restore.before")
         if not self.job.candidates:
             return None
-        restored = restore(parts.state, self.job.candidates, context, self.run.spool)
+        restored = restore(
+            parts.state,
+            catalogue(parts.state, context),
+            self.job.candidates,
+            context.rank,
+            context.all_agree,
+            self.run.spool,
+        )
         self._take_position(restored, parts, reporter)
         digest = state_digest_of(parts.state, context)
         if reporter.active:
@@ -130,8 +137,6 @@ class Worker:
             self.memory,
             run_id=self.job.run_id,
             attempt=self.job.attempt,
-            rank=context.rank,
-            world=context.world,
             device=context.device,
             cadence=cadence,
             pace=pace,

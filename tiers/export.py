@@ -23,7 +23,7 @@ from .jsonfile import Unreadable
 from .lock import FolderLock
 from .recovery import Content, Opened
 from .store import Progress
-from .whole import Facts, facts_of, read_whole
+from .whole import Facts, facts_of, read_whole, runs
 
 PREFIX = "model."
 SINGLE = "model.safetensors"
@@ -152,7 +152,7 @@ def _write(
     def take(piece: Content) -> None:
         if piece.name in places:
             path, position = places[piece.name]
-            _put(path, position + piece.start * facts[piece.name].row_bytes, piece)
+            _put(path, position, piece)
 
     digest = read_whole(opened, facts, told, take)
     for file in planned:
@@ -162,13 +162,14 @@ def _write(
 
 
 def _put(path: Path, position: int, piece: Content) -> None:
-    """Write one piece; every view is released, so that its file can be unmapped even when this fails."""
+    """Write one piece of the tensor at `position`; every view is released, so that its file can be unmapped."""
     with _opened(path) as descriptor:
-        done = 0
-        while done < len(piece.data):
-            with piece.data[done : done + CHUNK] as chunk:
-                faults.operation("disk.write", path, len(chunk))
-                done += os.pwrite(descriptor, chunk, position + done)
+        for there, begin, end in runs(piece):
+            done = begin
+            while done < end:
+                with piece.data[done : min(end, done + CHUNK)] as chunk:
+                    faults.operation("disk.write", path, len(chunk))
+                    done += os.pwrite(descriptor, chunk, position + there + done - begin)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from .digest import digest
 from .jsonfile import Unreadable, dumps
 from .layout import MANIFEST, Version, check_name, shard_name
 from .shardfile import Entry
+from .tiling import tiles
 
 FORMAT = "dtrain-checkpoint-1"
 MAX_BYTES = 256 * 2**20
@@ -31,7 +32,9 @@ class ShardFile:
 
     def to_json(self) -> dict[str, Any]:
         """Form in which one node tells another."""
-        entries = [[e.name, e.dtype, list(e.shape), e.start, list(e.global_shape), e.nbytes] for e in self.entries]
+        entries = [
+            [e.name, e.dtype, list(e.shape), list(e.offset), list(e.global_shape), e.nbytes] for e in self.entries
+        ]
         return {**vars(self), "entries": entries, "digests": list(self.digests)}
 
 
@@ -39,8 +42,8 @@ def shard_file_from_json(value: dict[str, Any]) -> ShardFile:
     """Read the form of `to_json`; raises Unreadable."""
     try:
         entries = tuple(
-            Entry(name, dtype, tuple(shape), start, tuple(whole), nbytes)
-            for name, dtype, shape, start, whole, nbytes in value["entries"]
+            Entry(name, dtype, tuple(shape), tuple(offset), tuple(whole), nbytes)
+            for name, dtype, shape, offset, whole, nbytes in value["entries"]
         )
         return ShardFile(
             **{**value, "name": check_name(value["name"]), "entries": entries, "digests": tuple(value["digests"])}
@@ -128,8 +131,7 @@ def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shard
 
 def _add_piece(tensors: dict[str, Any], file: str, entry: Entry, content: str) -> None:
     info = tensors.setdefault(entry.name, {"dtype": entry.dtype, "shape": list(entry.global_shape), "pieces": []})
-    offset = [entry.start, *([0] * (len(entry.shape) - 1))] if entry.shape else []
-    info["pieces"].append({"file": file, "offset": offset, "shape": list(entry.shape), "digest": content})
+    info["pieces"].append({"file": file, "offset": list(entry.offset), "shape": list(entry.shape), "digest": content})
 
 
 _HEAD = b'{"digest":"'
@@ -220,7 +222,7 @@ def _check_tensor(name: str, info: dict[str, Any], files: dict[str, Any]) -> Non
         if piece["file"] not in files:
             raise ValueError(f"a piece of {name!r} lies in {piece['file']!r}, which is none of the files")
         pieces.append((_shape(piece["offset"], name), _shape(piece["shape"], name)))
-    if not _covers(shape, pieces):
+    if not tiles(shape, pieces):
         raise ValueError(f"the pieces of {name!r} do not make up the tensor")
 
 
@@ -244,15 +246,3 @@ def _shape(value: object, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
         raise ValueError(f"{str(value)[:40]!r} is not a shape ({what!r})")
     return [_count(size, f"a shape of {what!r}") for size in value]
-
-
-def _covers(shape: list[int], pieces: list[tuple[list[int], list[int]]]) -> bool:
-    """Tell whether row pieces (offset, shape) follow each other from the first row to the last."""
-    if not shape:
-        return pieces == [([], [])]
-    row = 0
-    for offset, size in sorted(pieces):
-        if offset != [row, *([0] * (len(shape) - 1))] or len(size) != len(shape) or size[1:] != shape[1:]:
-            return False
-        row += size[0]
-    return row == shape[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from .digest import digest
 from .jsonfile import Unreadable
-from .layout import Version
+from .layout import Version, shard_name
 from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
 from .shardfile import Entry, ShardReader
@@ -97,11 +97,14 @@ def candidate_of(checkpoint: Checkpoint) -> Candidate:
 class Source:
     """One shard file with the digests its content must have; `open` gives a file of this machine."""
 
+    rank: int
     open: Callable[[], AbstractContextManager[Path]]
     where: str
     nbytes: int
     header_digest: str
     digests: dict[str, str]
+    entries: tuple[Entry, ...] | None = None
+    """What lies in it, where that is known without opening it."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def _open_memory(candidate: Candidate, memory: MemoryDir, records: list[SlotReco
         if len(names) != len(record.digests):
             raise Unreadable(f"{path}: the commit record speaks of other tensors")
         digests = dict(zip(names, record.digests, strict=True))
-        sources.append(Source(_as_it_is(path), str(path), nbytes, record.header_digest, digests))
+        sources.append(Source(record.rank, _as_it_is(path), str(path), nbytes, record.header_digest, digests))
     return Opened(candidate, tuple(sources), records[0].meta, records[0].world)
 
 
@@ -155,13 +158,22 @@ def _as_it_is(path: Path) -> Callable[[], AbstractContextManager[Path]]:
 def open_checkpoint(candidate: Candidate, checkpoint: Checkpoint) -> Opened:
     """Describe a checkpoint of a slower tier."""
     manifest, store = checkpoint.manifest, checkpoint.tier.store
-    digests = _digests_by_file(manifest)
+    digests, entries = _digests_by_file(manifest), _entries_by_file(manifest)
+    ranks = {shard_name(rank): rank for rank in range(manifest.body["world"])}
 
     def opener(name: str) -> Callable[[], AbstractContextManager[Path]]:
         return lambda: store.local(checkpoint.folder, name)
 
     sources = tuple(
-        Source(opener(name), f"{checkpoint.where}/{name}", info["bytes"], info["header_digest"], digests[name])
+        Source(
+            ranks[name],
+            opener(name),
+            f"{checkpoint.where}/{name}",
+            info["bytes"],
+            info["header_digest"],
+            digests[name],
+            tuple(entries[name]),
+        )
         for name, info in manifest.files.items()
     )
     return Opened(candidate, sources, manifest.body, manifest.body["world"])
@@ -177,6 +189,19 @@ def _digests_by_file(manifest: Manifest) -> dict[str, dict[str, str]]:
     return digests
 
 
+def _entries_by_file(manifest: Manifest) -> dict[str, list[Entry]]:
+    """What the manifest says of each file; the bytes of an entry are left out."""
+    entries: dict[str, list[Entry]] = {name: [] for name in manifest.files}
+    for name, info in manifest.tensors.items():
+        whole = tuple(info["shape"])
+        for piece in info["pieces"]:
+            box = Entry(name, info["dtype"], tuple(piece["shape"]), tuple(piece["offset"]), whole, 0)
+            entries[piece["file"]].append(box)
+    for info in manifest.body["rng"].values():
+        entries[info["file"]] += [Entry(name, "U8", (0,), (0,), (0,), 0) for name in info["tensors"]]
+    return entries
+
+
 @dataclass(frozen=True)
 class Content:
     """One entry of a shard with its verified bytes; the view is valid until the next one is asked for."""
@@ -185,27 +210,42 @@ class Content:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
+    offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     is_state: bool
     data: memoryview
 
 
-def contents(opened: Opened) -> Iterator[Content]:
-    """Read every entry of every shard, verified; raises Unreadable at the first whose digest is not right."""
+Wanted = Callable[[Entry, int], bool]
+"""Whether an entry in the file of a rank is to be read."""
+
+
+def contents(opened: Opened, wanted: Wanted | None = None) -> Iterator[Content]:
+    """Read every entry of every shard, or those that are wanted, verified; raises Unreadable at the first bad digest.
+
+    A file of which nothing is wanted is not opened, nor fetched, where the manifest tells what lies in it.
+    """
     for source in opened.sources:
+        if wanted is not None and not _has_any(source, wanted):
+            continue
         with _reading(source) as reader:
             if reader.header_digest != source.header_digest:
                 raise Unreadable(f"{source.where}: the header does not match its digest")
             offsets = reader.shard.offsets()
             for index, entry in enumerate(reader.shard.entries):
+                if wanted is not None and not wanted(entry, reader.shard.rank):
+                    continue
                 with reader.data(index, offsets) as data:
                     if digest(data) != source.digests.get(entry.name):
                         raise Unreadable(f"{source.where}: {entry.name} does not match its digest")
                     yield Content(
-                        reader.shard.rank, entry.name, entry.dtype, entry.shape, entry.start, entry.global_shape,
+                        reader.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
                         entry.is_state, data,
                     )  # fmt: skip
+
+
+def _has_any(source: Source, wanted: Wanted) -> bool:
+    return source.entries is None or any(wanted(entry, source.rank) for entry in source.entries)
 
 
 @contextlib.contextmanager

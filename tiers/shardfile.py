@@ -1,8 +1,9 @@
 """A shard as a safetensors file whose data begins on a page, so that it can be copied and mapped as it is.
 
 Layout: 8 bytes length, JSON header padded with blanks up to a page, then the tensors without gaps. The header's
-`__metadata__` carries what safetensors has no place for: rank, world, and per piece its first row and the
-tensor's global shape. The header of a run's shard is the same for every step.
+`__metadata__` carries what safetensors has no place for: rank, world, and per piece where it begins in the tensor and
+the tensor's global shape. A piece is a box: some rows of a tensor, or some rows of a part of its columns. The header
+of a run's shard is the same for every step.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored piece: rows from `start` of a tensor of shape `global_shape`."""
+    """One stored piece: the box `shape` from `offset` on of a tensor of shape `global_shape`, its bytes row by row."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
+    offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     nbytes: int
 
@@ -68,9 +69,9 @@ class Shard:
 
     def header(self) -> bytes:
         """The file's first bytes, a whole number of pages."""
-        rows = {entry.name: [entry.start, list(entry.global_shape)] for entry in self.entries}
+        boxes = {entry.name: [list(entry.offset), list(entry.global_shape)] for entry in self.entries}
         metadata = {"dtrain": "1", "rank": str(self.rank), "world": str(self.world), "run_id": self.run_id}
-        table: dict[str, Any] = {"__metadata__": {**metadata, "rows": json.dumps(rows, separators=(",", ":"))}}
+        table: dict[str, Any] = {"__metadata__": {**metadata, "boxes": json.dumps(boxes, separators=(",", ":"))}}
         for entry, offset in zip(self.entries, self.offsets(), strict=True):
             table[entry.name] = {
                 "dtype": entry.dtype,
@@ -91,35 +92,44 @@ def parse_header(text: bytes, where: str) -> Shard:
     try:
         table = json.loads(text)
         metadata = table.pop("__metadata__")
-        rows = json.loads(metadata["rows"])
+        boxes = _boxes(metadata)
         ordered = sorted(table.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         entries: list[Entry] = []
         position = 0
         for name, info in ordered:
-            entries.append(_entry(name, info, rows[name], position))
+            entries.append(_entry(name, info, boxes[name], position))
             position += entries[-1].nbytes
         return Shard(int(metadata["rank"]), int(metadata["world"]), str(metadata["run_id"]), tuple(entries))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"{where}: damaged header ({error})") from error
 
 
-def _entry(name: str, info: dict[str, Any], rows: list[Any], position: int) -> Entry:
+def _boxes(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Offset and global shape of each piece; files of dtrain 0.1 to 0.4 have rows of whole tensors only."""
+    if "boxes" in metadata:
+        found: dict[str, Any] = json.loads(metadata["boxes"])
+        return found
+    rows = json.loads(metadata["rows"])
+    return {name: [[start, *([0] * (len(whole) - 1))][: len(whole)], whole] for name, (start, whole) in rows.items()}
+
+
+def _entry(name: str, info: dict[str, Any], box: list[Any], position: int) -> Entry:
     begin, end = info["data_offsets"]
     if type(begin) is not int or type(end) is not int or begin != position or end < begin:
         raise ValueError(f"tensor {name!r} does not follow the one before")
-    start, whole = rows
-    shape, global_shape = _shape(name, info["shape"]), _shape(name, whole)
-    _shape(name, [start])
-    if shape != global_shape and not _is_part(shape, start, global_shape):
+    shape, offset, global_shape = (_shape(name, sizes) for sizes in (info["shape"], *box))
+    if not _is_part(shape, offset, global_shape):
         raise ValueError(f"tensor {name!r} is no part of {list(global_shape)}")
     if end - begin != math.prod(shape) * DTYPE_BYTES[info["dtype"]]:
         raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
-    return Entry(name, info["dtype"], shape, start, global_shape, end - begin)
+    return Entry(name, info["dtype"], shape, offset, global_shape, end - begin)
 
 
-def _is_part(shape: tuple[int, ...], start: int, whole: tuple[int, ...]) -> bool:
-    """Tell whether a piece is some rows of the whole tensor."""
-    return 0 < len(shape) == len(whole) and shape[1:] == whole[1:] and start + shape[0] <= whole[0]
+def _is_part(shape: tuple[int, ...], offset: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Tell whether a box lies in the whole tensor."""
+    return len(shape) == len(offset) == len(whole) and all(
+        begin + size <= limit for begin, size, limit in zip(offset, shape, whole, strict=True)
+    )
 
 
 def _shape(name: str, sizes: object) -> tuple[int, ...]:

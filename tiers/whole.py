@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ..specs.dtypes import DTYPE_BYTES
 from .digest import state_digest
@@ -71,13 +74,20 @@ class StateHash:
         self._hashers = {name: xxhash.xxh3_128() for name in facts}
         self._done = dict.fromkeys(facts, 0)
         self._early: dict[str, dict[int, bytes]] = {}
+        self._parts: dict[str, NDArray[np.uint8]] = {}
+        """Tensors of which a piece is no whole rows, put together until they are complete."""
+        self._filled: dict[str, int] = {}
+        """Bytes that are there of those."""
 
     def add(self, piece: Content) -> None:
         """Take the next piece, in any order; raises Unreadable when it is none of the tensors that were announced."""
         facts = self._facts.get(piece.name)
         if facts is None or (facts.dtype, facts.shape) != (piece.dtype, piece.global_shape):
             raise Unreadable(f"rank {piece.rank}: {piece.name!r} is not the tensor that the manifest speaks of")
-        position = piece.start * facts.row_bytes
+        if piece.name in self._parts or piece.shape[1:] != piece.global_shape[1:]:
+            self._put(piece, facts)
+            return
+        position = piece.offset[0] * facts.row_bytes if piece.offset else 0
         if position != self._done[piece.name]:
             self._early.setdefault(piece.name, {})[position] = bytes(piece.data)
             return
@@ -90,6 +100,18 @@ class StateHash:
         self._hashers[name].update(data)
         self._done[name] += len(data)
 
+    def _put(self, piece: Content, facts: Facts) -> None:
+        name, width = piece.name, DTYPE_BYTES[piece.dtype]
+        if self._done[name] or name in self._early:
+            raise Unreadable(f"rank {piece.rank}: {name!r} is cut into whole rows in one file and into columns here")
+        whole = self._parts.setdefault(name, np.empty((*facts.shape, width), np.uint8))
+        box = tuple(slice(begin, begin + size) for begin, size in zip(piece.offset, piece.shape, strict=True))
+        whole[box] = np.frombuffer(piece.data, np.uint8).reshape(*piece.shape, width)
+        self._filled[name] = self._filled.get(name, 0) + len(piece.data)
+        if self._filled[name] == facts.nbytes:
+            self._take(name, whole.tobytes())
+            del self._parts[name]
+
     def hexdigest(self) -> str:
         """The state digest; raises Unreadable when a tensor is not complete."""
         for name, facts in self._facts.items():
@@ -98,6 +120,22 @@ class StateHash:
         return state_digest(
             (name, facts.dtype, facts.shape, self._hashers[name].hexdigest()) for name, facts in self._facts.items()
         )
+
+
+def runs(piece: Content) -> Iterator[tuple[int, int, int]]:
+    """Where runs of a piece's bytes lie in its tensor's row-major bytes: position there, begin and end in the piece."""
+    inner, dim = DTYPE_BYTES[piece.dtype], len(piece.shape) - 1
+    while dim > 0 and piece.shape[dim] == piece.global_shape[dim]:
+        inner, dim = inner * piece.shape[dim], dim - 1
+    if dim < 0 or not piece.data:
+        yield 0, 0, len(piece.data)
+        return
+    length, done = piece.shape[dim] * inner, 0
+    strides = [inner * math.prod(piece.global_shape[other + 1 : dim + 1]) for other in range(dim + 1)]
+    for index in itertools.product(*(range(size) for size in piece.shape[:dim])):
+        at = [begin + step for begin, step in zip(piece.offset, [*index, 0], strict=False)]
+        yield sum(place * stride for place, stride in zip(at, strides, strict=True)), done, done + length
+        done += length
 
 
 def read_whole(

@@ -130,8 +130,6 @@ def open_snapshots(parts: Parts, context: Context, memory: MemoryDir, plan: Plan
         memory,
         run_id="bench",
         attempt=1,
-        rank=context.rank,
-        world=context.world,
         device=context.device,
         cadence=CADENCES["memory"],
         pace=Pace(

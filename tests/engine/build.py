@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dtrain.engine.copier import HostMover, Item
 from dtrain.engine.optim import build_optimizer
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.state import TrainState, seed_everything, tensor_bytes
+from dtrain.planners.mesh import Mesh
 from dtrain.specs.models import AdamW, GptModel, Sgd, Spec
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
@@ -164,8 +165,8 @@ class Ranks:
     def __post_init__(self) -> None:
         self.members = [
             Snapshots(
-                self.state, self.memory, run_id=RUN_ID, attempt=self.attempt, rank=rank, world=self.world, device=CPU,
-                cadence=self.cadence, pace=self.pace, restored=self.restored, alive=self.alive,
+                replace(self.state, mesh=Mesh(dp_replicate=self.world), rank=rank),
+                self.memory, run_id=RUN_ID, attempt=self.attempt, device=CPU, cadence=self.cadence, pace=self.pace, restored=self.restored, alive=self.alive,
             )
             for rank in range(self.world)
         ]  # fmt: skip

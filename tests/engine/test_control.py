@@ -56,7 +56,7 @@ class Loop:
         self.parts, self.plan = assemble(spec, self.context), self.read_plan()
         cadence, pace = beginning(spec, self.plan)
         self.snapshots = Snapshots(
-            self.parts.state, memory, run_id=RUN_ID, attempt=1, rank=0, world=1, device=CPU,
+            self.parts.state, memory, run_id=RUN_ID, attempt=1, device=CPU,
             cadence=cadence, pace=pace, restored=None, alive=self.context.beat,
         )  # fmt: skip
         if mover is not None:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from dtrain.engine.context import Context, StopFlag
 from dtrain.engine.data.build import HeldOut, build_data
 from dtrain.engine.data.text import DataError, TextData
-from dtrain.engine.evaluation import Evaluated, _take_from_rank_0, evaluate
+from dtrain.engine.evaluation import Evaluated, evaluate
 from dtrain.engine.parts import assemble
 from dtrain.engine.report import Reporter
 from dtrain.engine.snapshot import Cadence, Pace
 from dtrain.engine.state import random_states, tensor_bytes
 from dtrain.engine.step import Progress, train_step
+from dtrain.planners.mesh import Mesh
 from dtrain.specs.models import Spec
 from dtrain.tiers.heartbeat import Heartbeat, read_heartbeats
 from dtrain.tiers.jsonfile import read_lines
@@ -118,7 +119,7 @@ class Alone:
     """A rank of several: what it would add to the sum over them is kept."""
 
     def __init__(self, context: Context, rank: int, world: int) -> None:
-        self.context = replace(context, rank=rank, world=world)
+        self.context = replace(context, rank=rank, world=world, mesh=Mesh(dp_replicate=world))
         self.said: list[float] = []
         self.context.sum_over_ranks = self._keep  # type: ignore[method-assign]
 
@@ -132,7 +133,7 @@ class Alone:
 def test_the_result_does_not_depend_on_the_world_size(
     job: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, source: None)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, source, group: None)
     spec = job_spec(**JOBS[job])
     parts = assemble(spec, context)
     whole, _ = evaluate(parts, context, None)
@@ -146,19 +147,19 @@ def test_the_result_does_not_depend_on_the_world_size(
 
 
 @pytest.mark.usefixtures("group")
-def test_buffers_of_every_form_are_taken_from_rank_0_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_of_every_form_are_taken_from_rank_0_whole(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 0 sends stands for other bytes than this rank has: every tensor gets exactly those."""
     state = state_of(Odd())
     sent: list[Tensor] = []
 
-    def broadcast(tensor: Tensor, source: int) -> None:
+    def broadcast(tensor: Tensor, source: int, group: object) -> None:
         dist.all_reduce(tensor)  # the group takes it: one row of bytes
         tensor.copy_(torch.zeros_like(tensor))
         sent.append(tensor)
 
     with monkeypatch.context() as patch:
-        patch.setattr("dtrain.engine.evaluation.dist.broadcast", broadcast)
-        _take_from_rank_0(state)
+        patch.setattr("dtrain.engine.context.dist.broadcast", broadcast)
+        context.share(state.changing().values())
     assert len(sent) == sum(tensor.numel() > 0 for tensor in state.changing().values()) >= 5
     assert not any(any(tensor_bytes(tensor)) for tensor in state.changing().values())
 

@@ -178,7 +178,7 @@ class Loop:
         self.parts = assemble(spec, self.context)
         self.progress = Progress()
         self.snapshots = Snapshots(
-            self.parts.state, self.memory, run_id=RUN_ID, attempt=1, rank=0, world=1, device=CPU,
+            self.parts.state, self.memory, run_id=RUN_ID, attempt=1, device=CPU,
             cadence=Cadence(1, 0, False), pace=Pace(256, 512, 128), restored=None, alive=self.context.beat,
         )  # fmt: skip
 

@@ -26,6 +26,7 @@ from tests.engine.build import (
 from tests.engine.conftest import MakeRanks
 from torch import nn
 
+from dtrain.engine.catalogue import whole_here
 from dtrain.engine.restore import MAX_SHOWN, NothingUsable, Restored, restore
 from dtrain.engine.state import DTYPE_TAGS, StateError, TrainState, seed_everything
 from dtrain.specs.models import Sgd
@@ -42,7 +43,7 @@ def mine(ok: bool) -> bool:
 
 
 def load(state: TrainState, *candidates: Candidate, rank: int = 0) -> Restored:
-    return restore(state, candidates, rank, mine)
+    return restore(state, whole_here(state), candidates, rank, mine)
 
 
 def fresh(make: Callable[[], nn.Module]) -> TrainState:
@@ -474,7 +475,7 @@ def test_what_another_rank_cannot_read_is_passed_over_here_too(memory: MemoryDir
         return ok and len(said) > 1
 
     again = fresh(Plain)
-    restored = restore(again, [in_memory(memory, 2), in_memory(memory, 1)], 1, agree)
+    restored = restore(again, whole_here(again), [in_memory(memory, 2), in_memory(memory, 1)], 1, agree)
     assert said == [True, True]
     assert content(again) == expected
     assert [(s["step"], s["reason"]) for s in restored.skipped] == [(2, "another rank could not read it")]
@@ -491,7 +492,8 @@ def test_this_rank_tells_the_others_what_it_cannot_read(memory: MemoryDir, ranks
         said.append(ok)
         return ok
 
-    restore(fresh(Plain), [in_memory(memory, 2), in_memory(memory, 1)], 0, agree)
+    again = fresh(Plain)
+    restore(again, whole_here(again), [in_memory(memory, 2), in_memory(memory, 1)], 0, agree)
     assert said == [False, True]
 
 

@@ -14,6 +14,7 @@ import torch
 from tests.engine.build import CPU, RUN_ID, Plain, content, gpt, in_memory, job_spec
 from torch import Tensor, nn
 
+from dtrain.engine.catalogue import whole_here
 from dtrain.engine.context import Context, StopFlag, pick_device
 from dtrain.engine.data.text import DataError
 from dtrain.engine.entry import UserCodeError, UserCodeFailed
@@ -55,13 +56,15 @@ class Run:
         self.metrics: Metrics = []
 
     def restore(self, step: int, attempt: int = 1) -> None:
-        found = restore(self.parts.state, [in_memory(self.memory, step, attempt)], 0, self.context.all_agree)
+        state = self.parts.state
+        candidates = [in_memory(self.memory, step, attempt)]
+        found = restore(state, whole_here(state), candidates, 0, self.context.all_agree)
         self.progress = Progress(step, found.meta["data"]["samples"])
         self.restored = found.candidate.version
 
     def train(self, until: int) -> None:
         snapshots = Snapshots(
-            self.parts.state, self.memory, run_id=RUN_ID, attempt=self.attempt, rank=0, world=1, device=CPU,
+            self.parts.state, self.memory, run_id=RUN_ID, attempt=self.attempt, device=CPU,
             cadence=Cadence(1, 0, False), pace=self.pace, restored=self.restored, alive=self.context.beat,
         )  # fmt: skip
         try:

@@ -33,10 +33,10 @@ def value_of(info: TensorInfo, step: int) -> bytes:
 def shard_of(rank: int, world: int) -> Shard:
     """The layout of one rank's file."""
     entries = [
-        Entry(p.tensor.name, p.tensor.dtype, p.shape, p.start, p.tensor.shape, p.nbytes)
+        Entry(p.tensor.name, p.tensor.dtype, p.shape, p.offset, p.tensor.shape, p.nbytes)
         for p in divide(TENSORS, world)[rank]
     ]
-    return Shard(rank, world, RUN_ID, (*entries, Entry("rng.python", "U8", (9,), 0, (9,), 9)))
+    return Shard(rank, world, RUN_ID, (*entries, Entry("rng.python", "U8", (9,), (0,), (9,), 9)))
 
 
 def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt: int = 1, drain: bool = False) -> Slot:
@@ -48,7 +48,7 @@ def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt:
     for entry in shard.entries:
         whole = value_of(infos[entry.name], step) if entry.is_state else bytes([rank] * 9)
         width = len(whole) // max(1, entry.global_shape[0] if entry.global_shape else 1)
-        piece = whole[entry.start * width :][: entry.nbytes]
+        piece = whole[(entry.offset[0] if entry.offset else 0) * width :][: entry.nbytes]
         data += piece
         digests.append(digest(piece))
     target.file.write_bytes(shard.header() + data)
@@ -93,7 +93,7 @@ class Place:
 def digest_of(opened: Opened) -> str:
     """The state digest of a checkpoint, worked out the plain way: everything in memory at once."""
     whole: dict[str, tuple[str, str, tuple[int, ...], str]] = {}
-    divided: dict[str, list[tuple[int, bytes]]] = {}
+    divided: dict[str, list[tuple[tuple[int, ...], bytes]]] = {}
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     for content in contents(opened):
         if not content.is_state:
@@ -102,7 +102,7 @@ def digest_of(opened: Opened) -> str:
             whole[content.name] = (content.name, content.dtype, content.global_shape, digest(content.data))
         else:
             shapes[content.name] = (content.dtype, content.global_shape)
-            divided.setdefault(content.name, []).append((content.start, bytes(content.data)))
+            divided.setdefault(content.name, []).append((content.offset, bytes(content.data)))
     for name, parts in divided.items():
         data = b"".join(part for _, part in sorted(parts))
         whole[name] = (name, *shapes[name], digest(data))

@@ -266,11 +266,16 @@ HEADER = shard_of(0, 2).header()
 @pytest.mark.parametrize(
     "sizes", [[0.5, 8], [-2, -2], [True, 4], [2**62, 2**62], [10**400, 1.5], ["4"], 4, None, [1] * 1000, [[4]]]
 )
-@pytest.mark.parametrize("key", ["shape", "rows"])
+@pytest.mark.parametrize("key", ["shape", "boxes", "rows"])
 def test_a_header_with_a_shape_that_cannot_be_is_refused(key: str, sizes: object) -> None:
-    rows = [0, sizes if key == "rows" else [4]]
+    box = [0 if key == "rows" else [0], [4] if key == "shape" else sizes]
     table = {
-        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", "rows": json.dumps({"a": rows})},
+        "__metadata__": {
+            "rank": "0",
+            "world": "1",
+            "run_id": "x",
+            "rows" if key == "rows" else "boxes": json.dumps({"a": box}),
+        },
         "a": {"dtype": "F32", "shape": sizes if key == "shape" else [4], "data_offsets": [0, 16]},
     }
     with pytest.raises(Unreadable):
