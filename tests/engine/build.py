@@ -166,7 +166,8 @@ class Ranks:
         self.members = [
             Snapshots(
                 replace(self.state, mesh=Mesh(dp_replicate=self.world), rank=rank),
-                self.memory, run_id=RUN_ID, attempt=self.attempt, device=CPU, cadence=self.cadence, pace=self.pace, restored=self.restored, alive=self.alive,
+                self.memory, run_id=RUN_ID, attempt=self.attempt, device=CPU, cadence=self.cadence,
+                pace=self.pace, restored=self.restored, alive=self.alive,
             )
             for rank in range(self.world)
         ]  # fmt: skip

@@ -395,7 +395,7 @@ DAMAGE: dict[str, Callable[[Ranks, Slot], None]] = {
     "a byte of a weight": lambda job, slot: damage(job, 2, "model.inner.weight"),
     "a byte of a counter": lambda job, slot: damage(job, 2, "optimizer.outer.bias.step", rank=job.world - 1),
     "a byte of a buffer": lambda job, slot: damage(job, 2, "model.norm.running_var"),
-    "a byte of a generator": lambda job, slot: damage(job, 2, "rng.torch", rank=job.world - 1),
+    "a byte of a generator": lambda job, slot: damage(job, 2, "rng.torch"),
     "a byte of the header": lambda job, slot: flip(slot.file, 20),
     "a byte of the header's end": lambda job, slot: flip(slot.file, 4095),
     "a byte of its length": lambda job, slot: flip(slot.file, 7),

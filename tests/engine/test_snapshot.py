@@ -70,7 +70,6 @@ def test_bytes_are_divided_once_each(memory: MemoryDir, ranks: MakeRanks) -> Non
     assert sum(pieces) == sum(info.nbytes for info in infos(state.constant()))
     assert max(pieces) - min(pieces) <= 2 * 8 * 4, "nearly the same for each"
     own = sum(member.shard.data_bytes for member in job.members)
-    assert job.members[0].bytes_over_ranks == own
     assert own - total == 3 * sum(entry.nbytes for entry in job.members[1].shard.entries if not entry.is_state)
 
 

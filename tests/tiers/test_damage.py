@@ -309,14 +309,14 @@ def test_a_header_that_claims_ten_million_entries_is_refused_unread(tmp_path: Pa
 @given(data=st.data())
 def test_a_wrong_kind_anywhere_in_a_header_is_refused_or_read_as_it_is(data: st.DataObject) -> None:
     table = json.loads(HEADER[8:])
-    table["__metadata__"]["rows"] = json.loads(table["__metadata__"]["rows"])
+    table["__metadata__"]["boxes"] = json.loads(table["__metadata__"]["boxes"])
     path = data.draw(st.sampled_from([found for found in paths_of(table) if found]))
     inner = table
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = data.draw(ODD)
-    if isinstance(table["__metadata__"], dict) and path[:2] != ("__metadata__", "rows"):
-        table["__metadata__"]["rows"] = json.dumps(table["__metadata__"].get("rows"))
+    if isinstance(table["__metadata__"], dict) and path[:2] != ("__metadata__", "boxes"):
+        table["__metadata__"]["boxes"] = json.dumps(table["__metadata__"].get("boxes"))
     with contextlib.suppress(Unreadable):
         parse_header(json.dumps(table).encode(), "x")
 
