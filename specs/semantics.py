@@ -1,4 +1,4 @@
-"""Checks that span several keys: batch arithmetic, degrees, head sizes, the order of the tiers.
+"""Checks that span several keys: head sizes, the order of the tiers, what is evaluated on.
 
 Each runs as soon as the keys it needs are right, so that one wrong key does not hide the next fault.
 """
@@ -10,98 +10,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from .outline import default_of, names_of, places
+from .strategy import STRATEGY_CHECKS
 from .tree import Finding, KeyPath, Node, find, scalars
 from .units import parse_fraction
+from .view import View
 
 BYTES_VOCABULARY = 256
 _SPEED = ("memory", "disk", "object")
 """Types of tiers, fastest first."""
-
-
-class View:
-    """The values of a spec that may be wrong elsewhere; a key with a fault, or below one, reads as None."""
-
-    def __init__(self, values: Mapping[str, Any], faulty: Iterable[KeyPath]) -> None:
-        self._values = values
-        self._faulty = frozenset(faulty)
-
-    def get(self, *path: str | int) -> Any:
-        """Return the value at `path`, its default where the spec says nothing."""
-        if any(path[: len(bad)] == bad for bad in self._faulty):
-            return None
-        current: Any = self._values
-        for depth, part in enumerate(path):
-            if isinstance(current, BaseModel):
-                current = getattr(current, str(part), None)
-            elif isinstance(current, list) and isinstance(part, int) and part < len(current):
-                current = current[part]
-            elif isinstance(current, Mapping) and part in current:
-                current = current[str(part)]
-            else:
-                place = places().get(names_of(path[:depth]))
-                model = place.choose(current) if place is not None else None
-                current = default_of(model, str(part)) if model is not None else None
-        return current
-
-    def whole(self, *path: str | int) -> int | None:
-        """Return the whole number at `path`; None if it is none."""
-        value = self.get(*path)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    def world(self) -> tuple[int, int] | None:
-        """Return nodes and workers per node."""
-        nodes, workers = self.whole("cluster", "nodes"), self.whole("cluster", "workers_per_node")
-        return None if nodes is None or workers is None else (nodes, workers)
-
-    def tiers(self) -> list[tuple[int, str]]:
-        """Return the tiers that can be read: position and type."""
-        tiers = self.get("tiers")
-        kinds = [(index, self.get("tiers", index, "type")) for index in range(len(tiers or []))]
-        return [(index, kind) for index, kind in kinds if isinstance(kind, str)]
-
-
-def _batch(view: View) -> Iterator[Finding]:
-    total = view.whole("training", "global_batch_size")
-    micro = view.whole("training", "micro_batch_size")
-    world = view.world()
-    if total is None or micro is None or world is None:
-        return
-    nodes, workers = world
-    unit = micro * nodes * workers
-    if total % unit == 0:
-        return
-    below = total - total % unit
-    message = (
-        f"{total} is not a multiple of micro_batch_size * nodes * workers_per_node "
-        f"= {micro} * {nodes} * {workers} = {unit}"
-    )
-    near = f"use {below} or {below + unit}" if below else f"use {unit} or more"
-    if total % (nodes * workers) == 0:
-        share = total // (nodes * workers)
-        fitting = max(size for size in range(1, min(micro, share, 4096) + 1) if share % size == 0)
-        near += f", or micro_batch_size {fitting}"
-    yield Finding(("training", "global_batch_size"), message, near)
-
-
-def _degrees(view: View) -> Iterator[Finding]:
-    keys = ("dp_replicate", "dp_shard", "tp", "pp")
-    degrees = [view.whole("strategy", key) for key in keys]
-    world = view.world()
-    replicate, rest = degrees[0], [degree for degree in degrees[1:] if degree is not None]
-    if replicate is None or len(rest) < 3 or world is None:
-        return
-    product = replicate * rest[0] * rest[1] * rest[2]
-    nodes, workers = world
-    if product != nodes * workers:
-        message = (
-            f"{' * '.join(keys)} = {replicate} * {rest[0]} * {rest[1]} * {rest[2]} = {product}, but "
-            f"nodes * workers_per_node = {nodes} * {workers} = {nodes * workers}"
-        )
-        hint = f"set it to {nodes * workers}, or leave it out: it is all workers then"
-        yield Finding(("strategy", "dp_replicate"), message, hint)
 
 
 def _heads(view: View) -> Iterator[Finding]:
@@ -293,7 +209,7 @@ def _is_part(fraction: object) -> bool:
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
-    _batch, _degrees, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
+    *STRATEGY_CHECKS, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
     _object_options, _same_folder, _evaluation,
 )  # fmt: skip
 

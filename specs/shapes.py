@@ -13,6 +13,11 @@ Layers = Annotated[int, Field(gt=0, le=10_000)]
 """Ten times the deepest transformer published (DeepNet, arXiv:2203.00555); each is some ten tensors to count."""
 
 
+def ff_dim(d_model: int, activation: str) -> int:
+    """Hidden width of an MLP unless another is given: 4·d_model for gelu, 8/3·d_model rounded up to 64 for swiglu."""
+    return 4 * d_model if activation == "gelu" else -(-(8 * d_model) // (3 * 64)) * 64
+
+
 class Decoder(Block):
     """Sizes of a llama-style decoder."""
 
@@ -48,11 +53,7 @@ class Decoder(Block):
     @property
     def ff_dim(self) -> int:
         """Hidden width of the MLP in use."""
-        if self.d_ff is not None:
-            return self.d_ff
-        if self.activation == "gelu":
-            return 4 * self.d_model
-        return -(-(8 * self.d_model) // (3 * 64)) * 64
+        return ff_dim(self.d_model, self.activation) if self.d_ff is None else self.d_ff
 
 
 class DecoderShape(Decoder):

@@ -31,6 +31,53 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         "dp_replicate * dp_shard * tp * pp = 3 * 1 * 1 * 1 = 3, but nodes * workers_per_node = 2 * 2 = 4",
         "set it to 4, or leave it out",
     ),
+    "degrees that leave none": (
+        ("name: t", "strategy: {dp_replicate: 2, tp: 4}"), "strategy.dp_replicate",
+        "2 * 1 * 4 * 1 = 8, but nodes * workers_per_node = 2 * 2 = 4", "set it to 1, or leave it out",
+    ),
+    "degrees that do not divide": (
+        ("name: t", "strategy: {dp_shard: 3}"), "strategy.dp_shard",
+        "dp_shard * tp * pp = 3 * 1 * 1 = 3 does not divide nodes * workers_per_node = 2 * 2 = 4", "one of 1, 2, 4",
+    ),
+    "heads over tp": (
+        (GPT, "{type: gpt, n_layers: 2, d_model: 64, n_heads: 2}\nstrategy: {tp: 4}"), "model.n_heads",
+        "model.n_heads = 2 is not divisible by strategy.tp = 4", "use n_heads 4, or a tp of 1 or 2",
+    ),
+    "groups over tp": (
+        (GPT, "{type: gpt, n_layers: 2, d_model: 64, n_heads: 4, n_kv_heads: 2}\nstrategy: {tp: 4}"),
+        "model.n_kv_heads", "model.n_kv_heads = 2 is not divisible by strategy.tp = 4", "a tp of 1 or 2",
+    ),
+    "vocabulary over tp": (
+        (GPT, "{type: gpt, n_layers: 2, d_model: 64, n_heads: 4, vocab_size: 257}\nstrategy: {tp: 2}"),
+        "model.vocab_size", "model.vocab_size = 257 is not divisible by strategy.tp = 2", "use vocab_size 258",
+    ),
+    "tp of one's own model": (
+        (GPT, '{type: python, entry: "a:b"}\nstrategy: {tp: 2}'), "strategy.tp",
+        "not yet supported for a model of type `python`", "dp_shard",
+    ),
+    "more stages than layers": (
+        ("name: t", "strategy: {pp: 4}"), "strategy.pp", "4 stages need as many layers, and model.n_layers is 2",
+        "fewer stages",
+    ),
+    "stages of one schedule": (
+        ("name: t", "strategy: {pp: 2, pp_stages_per_rank: 2}"), "strategy.pp_stages_per_rank",
+        "the schedule 1f1b has one stage on each worker", "interleaved-1f1b",
+    ),
+    "no pipeline": (
+        ("name: t", "strategy: {pp_schedule: gpipe}"), "strategy.pp_schedule", "no pipeline with pp: 1", "remove it",
+    ),
+    "tied over stages": (
+        (GPT, "{type: gpt, n_layers: 2, d_model: 64, n_heads: 4, tie_embeddings: true}\nstrategy: {pp: 2}"),
+        "model.tie_embeddings", "cannot share a matrix", "tie_embeddings: false",
+    ),
+    "evaluation over stages": (
+        ("name: t", "strategy: {pp: 2}\nevaluation: {every: 5}"), "evaluation", "not yet supported", "pp: 1",
+    ),
+    "data without a length": (
+        ('dataset: {type: text, path: "python:stdlib", seq_len: 32}',
+         'dataset: {type: python, entry: "a:b"}\nstrategy: {pp: 2}'),
+        "strategy.pp", "must know the length of the samples", "type text",
+    ),
     "heads": (gpt("d_model: 100, n_heads: 8"), "model.d_model", "100 is not divisible by n_heads = 8", "96 or 112"),
     "narrow": (gpt("d_model: 4, n_heads: 8"), "model.d_model", "4 is not divisible by n_heads = 8", "use d_model 16"),
     "odd head": (gpt("d_model: 60, n_heads: 4"), "model.d_model", "64"[:0] + "60 / 4 = 15 is odd", "56 or 64"),
@@ -78,6 +125,10 @@ def test_a_contradiction_is_shown_with_its_numbers(desk: Desk, name: str) -> Non
     [
         ("name: t", "strategy: {dp_replicate: 4}"),
         ("name: t", "strategy: {dp_replicate: ~}"),
+        ("name: t", "strategy: {dp_shard: 2}"),
+        ("name: t", "strategy: {dp_shard: 2, tp: 2}"),
+        ("name: t", "strategy: {tp: 4}"),
+        ("name: t", "strategy: {pp: 2, activation_checkpointing: full, compile: true}"),
         gpt("d_model: 64, n_heads: 4, n_kv_heads: 2"),
         gpt("d_model: 64, n_heads: 4, n_kv_heads: ~"),
         ("warmup_steps: 5", "warmup_steps: 40"),
@@ -94,6 +145,23 @@ def test_a_contradiction_is_shown_with_its_numbers(desk: Desk, name: str) -> Non
 )
 def test_what_fits_together_is_accepted(desk: Desk, change: tuple[str, str]) -> None:
     desk.load(changed(change))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "message"),
+    [
+        ("tp: 2", 30, "30 is not a multiple of micro_batch_size * dp_replicate * dp_shard = 4 * 2 = 8"),
+        ("pp: 2", 8, "1 micro-batches, and the schedule 1f1b over pp = 2 stages needs 2 or more"),
+        ("pp: 2, pp_schedule: interleaved-1f1b", 24, "needs a multiple of pp = 2"),
+    ],
+)
+def test_the_batch_is_divided_over_the_ranks_that_see_different_samples(
+    desk: Desk, strategy: str, batch: int, message: str
+) -> None:
+    text = changed(("name: t", f"strategy: {{{strategy}}}"), ("n_layers: 2", "n_layers: 4"))
+    problem = desk.problem(text.replace("global_batch_size: 32", f"global_batch_size: {batch}"))
+    assert problem.key == "training.global_batch_size"
+    assert message in problem.message
 
 
 def test_the_vocabulary_of_your_own_data_is_yours(desk: Desk) -> None:

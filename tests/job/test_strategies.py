@@ -1,0 +1,118 @@
+"""Every way to spread a model over four workers: killed and resumed bit for bit, and resumed as any other."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.job.dtrain import Job, assert_same, cleaned
+
+from dtrain.tiers.faults import fail_at
+
+SPEC = """
+name: spread
+output_dir: {output_dir}
+seed: 7
+max_steps: {steps}
+model: {{type: gpt, n_layers: 4, d_model: 32, n_heads: 4, n_kv_heads: 4}}
+dataset: {{type: text, path: {text}, seq_len: 32}}
+training:
+  global_batch_size: 8
+  micro_batch_size: 2
+  max_grad_norm: 1.0
+  optimizer: {{name: adamw, lr: 3e-3}}
+cluster: {{workers_per_node: 4, device: cpu}}
+tiers:
+  - {{type: memory, every: 1}}
+  - {{type: disk, every: 2}}
+"""
+STEPS = 5
+STRATEGIES = {
+    "ddp": [],
+    "fsdp": ["strategy.dp_shard=4"],
+    "hybrid": ["strategy.dp_shard=2"],
+    "tensor": ["strategy.tp=4"],
+    "tensor and fsdp": ["strategy.tp=2", "strategy.dp_shard=2"],
+    "tensor and replicas, tied": ["strategy.tp=2", "model.tie_embeddings=true"],
+    "pipeline": ["strategy.pp=4", "strategy.pp_schedule=gpipe"],
+    "pipeline and fsdp, recomputed": ["strategy.pp=2", "strategy.dp_shard=2", "strategy.activation_checkpointing=full"],
+    "pipeline and replicas, interleaved": ["strategy.pp=2", "strategy.pp_schedule=interleaved-1f1b"],
+    "pipeline and tensor": ["strategy.pp=2", "strategy.tp=2"],
+}
+CHAIN = ["fsdp", "tensor", "pipeline", "tensor and fsdp", "ddp", "pipeline and tensor", "hybrid"]
+BACK = [
+    f"strategy.{key}" for key in ("dp_shard=1", "tp=1", "pp=1", "pp_schedule=1f1b", "activation_checkpointing=none")
+]
+TOLERANCE = 1e-5
+"""Relative, of a loss against that of one worker: float32 sums in another order, a handful of steps."""
+
+
+def made(folder: Path) -> Job:
+    job = Job(folder)
+    job.extra["OMP_NUM_THREADS"] = "1"
+    job.write_spec(SPEC, STEPS)
+    return job
+
+
+@pytest.fixture
+def spread(tmp_path: Path) -> Iterator[tuple[Job, Job]]:
+    """The same job twice."""
+    first, second = made(tmp_path / "unbroken"), made(tmp_path / "job")
+    with cleaned(first), cleaned(second):
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[int, float]]]:
+    """The losses of one worker, with a head of its own and with a tied one."""
+    losses = {}
+    for tied in (False, True):
+        job = made(tmp_path_factory.mktemp("alone") / "job")
+        with cleaned(job):
+            words = ["cluster.workers_per_node=1", "tiers=[]", f"model.tie_embeddings={str(tied).lower()}"]
+            ended = job.do("run", "spec.yaml", "max_steps=10", *words)
+            assert ended.code == 0, ended.said
+            losses[tied] = job.losses()
+    yield losses
+
+
+def assert_close(job: Job, losses: dict[int, float]) -> None:
+    for step, loss in job.losses().items():
+        assert math.isclose(loss, losses[step], rel_tol=TOLERANCE), (step, loss, losses[step])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
+    name: str, spread: tuple[Job, Job], alone: dict[bool, dict[int, float]]
+) -> None:
+    unbroken, job = spread
+    words = STRATEGIES[name]
+    ended = unbroken.do("run", "spec.yaml", *words)
+    assert ended.code == 0, ended.said
+    assert_close(unbroken, alone["model.tie_embeddings=true" in words])
+    faults = [fail_at(1, 3, "window.backward"), fail_at(3, 4, "copy.committed", attempt=2)]
+    ended = job.do("run", "spec.yaml", *words, fault=";".join(faults))
+    assert ended.code == 0, ended.said
+    assert_same(job, unbroken)
+    first, second = (event["step"] for event in job.events("restored"))
+    assert first in (1, 2)
+    assert second in (3, 4), "at most two steps are repeated"
+    verified = job.do("verify", str(job.run.root))
+    assert verified.code == 0, verified.said
+    job.assert_nothing_left()
+
+
+def test_saved_by_any_strategy_it_is_resumed_by_any_other(tmp_path: Path, alone: dict[bool, dict[int, float]]) -> None:
+    job = made(tmp_path / "job")
+    with cleaned(job):
+        ended = job.do("run", "spec.yaml", "max_steps=2")
+        assert ended.code == 0, ended.said
+        for steps, name in enumerate(CHAIN, 3):
+            ended = job.do("resume", "--from", "latest", "run", f"max_steps={steps}", *BACK, *STRATEGIES[name])
+            assert ended.code == 0, (name, ended.said)
+        assert_close(job, alone[False])
+        stored = [event["state_digest"] for event in job.events("finished")]
+        loaded = [event["state_digest"] for event in job.events("restored")]
+        assert loaded == stored[:-1]
+        assert len(set(stored)) == len(CHAIN) + 1
+        job.assert_nothing_left()
