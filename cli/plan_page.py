@@ -244,6 +244,7 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
         ("gradients", need.parts.gradients_bytes),
         ("optimizer", need.parts.optimizer_bytes),
         ("casts", need.parts.casts_bytes),
+        ("gathered layers", need.parts.gathered_bytes),
         ("activations", need.parts.activations_bytes),
     )
     split = ", ".join(f"{name} {size(bytes_)}" for name, bytes_ in parts if bytes_)

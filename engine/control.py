@@ -22,6 +22,7 @@ from ..planners.controller import (
     first_setting,
 )
 from ..planners.document import Plan, Settled
+from ..planners.layers import windows_per_step
 from ..planners.windows import Windows, storage_parameters
 from ..specs.models import Spec
 from ..tiers.jsonfile import replace as replace_file
@@ -95,7 +96,7 @@ class Control:
                 draining=draining,
             )
         )
-        passes = self.spec.micro_batches
+        passes = windows_per_step(self.spec)
         self.passes.append((metrics["forward_s"] / passes, metrics["backward_s"] / passes))
         if self.window.full:
             self._look(step, reporter)
@@ -151,8 +152,9 @@ class Control:
         """Spread the copy over the windows as long as they are, in slices as fast as the channel is; True: anew."""
         rate = 1 / byte_s if byte_s > 0 else self.plan.storage.bytes_per_s
         size = self.plan.model.state_bytes_per_rank or self.snapshots.constant_bytes
-        windows = Windows(self.spec.micro_batches, forward_s, backward_s, rate)
-        forward, backward = storage_parameters(size, self.spec.micro_batches, windows, ("memory",))
+        count = windows_per_step(self.spec)
+        windows = Windows(count, forward_s, backward_s, rate)
+        forward, backward = storage_parameters(size, count, windows, ("memory",))
         before = self.snapshots.pace
         pace = Pace(forward.bytes_per_window or 0, backward.bytes_per_window or 0, forward.slice_bytes)
         shares = ((pace.forward_bytes, before.forward_bytes), (pace.backward_bytes, before.backward_bytes))

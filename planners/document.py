@@ -59,8 +59,10 @@ class Iteration:
     optimizer_s: float | None
     exchange_s: float | None
     """Part of the gradients' exchange that no backward pass hides."""
+    bubble_s: float | None
+    """Waits for the other stages of a pipeline; the state is constant in them, too."""
     step_s: float | None
-    """window_s + exchange_s + optimizer_s."""
+    """window_s + exchange_s + bubble_s + optimizer_s."""
 
 
 @dataclass(frozen=True, slots=True)

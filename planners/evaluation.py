@@ -33,7 +33,7 @@ def plan_evaluation(spec: Spec, work: Workload | None, times: StepTimes | None) 
     """
     if spec.evaluation is None:
         return None
-    windows = -(-spec.evaluation.batches // spec.world_size)
+    windows = -(-spec.evaluation.batches // spec.data_parallel)
     forward_s = None if times is None else times.forward_s * _length_ratio(spec, work)
     time_s = None if forward_s is None else windows * forward_s
     return EvaluationPlan(spec.evaluation.every, spec.evaluation.batches, windows, forward_s, time_s)

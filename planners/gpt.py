@@ -67,25 +67,38 @@ def forward_flop(model: Decoder, samples: int, seq_len: int) -> int:
     return samples * seq_len * (2 * matmul_weights(model) + attention)
 
 
+def head_flop(model: Decoder, samples: int, seq_len: int) -> int:
+    """FLOP of the head in one forward pass."""
+    return samples * seq_len * 2 * model.vocab_size * model.d_model
+
+
 def activation_bytes(model: Decoder, samples: int, seq_len: int, precision: str) -> int:
-    """Estimate the bytes that one forward pass keeps for its backward pass.
+    """Estimate the bytes that one forward pass keeps for its backward pass."""
+    per_token = model.n_layers * layer_activation_bytes(model, precision) + last_activation_bytes(model, precision)
+    return samples * seq_len * per_token
+
+
+def layer_activation_bytes(model: Decoder, precision: str, tp: int = 1, *, sequence: bool = False) -> int:
+    """Estimate the bytes per token that one layer keeps on one of `tp` tensor parallel ranks.
 
     Counted tensor by tensor after the method of Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), for
-    this block. Elements per token and layer: input and output of both norms 4·D; query, key, value and the
-    attention's output 2·(H+K)·h; MLP 4·F for swiglu (gate, its silu, up, product) or 2·F for gelu. With
-    dropout two masks of D bytes. The s·s scores are not kept, for the fused kernel recomputes them (Dao et al.
-    2022, arXiv:2205.14135). After the layers: 2·D for the last norm, and V elements of logits with their fp32
-    log-soft-max and gradient. For D = H·h, F = 4·D and gelu in bf16 this is 34·s·b·D per layer with dropout,
-    the figure of that paper without its score terms.
+    this block. Elements per token: input and output of both norms 4·D, divided by tp only where they are cut along
+    the `sequence`; query, key, value and the attention's output 2·(H+K)·h; MLP 4·F for swiglu (gate, its silu, up,
+    product) or 2·F for gelu. With dropout two masks of D bytes. The s·s scores are not kept, for the fused kernel
+    recomputes them (Dao et al. 2022, arXiv:2205.14135). For D = H·h, F = 4·D and gelu in bf16 this is 34·s·b·D per
+    layer with dropout, the figure of that paper without its score terms.
     """
     element_bytes = ELEMENT_BYTES[precision]
     mlp_widths = 4 if model.activation == "swiglu" else 2
     heads = 2 * (model.n_heads + model.kv_heads) * model.head_dim
-    per_layer = element_bytes * (4 * model.d_model + heads + mlp_widths * model.ff_dim)
-    if model.dropout > 0:
-        per_layer += 2 * model.d_model
-    last = element_bytes * 2 * model.d_model + model.vocab_size * (element_bytes + 4 + 4)
-    return samples * seq_len * (model.n_layers * per_layer + last)
+    between = element_bytes * 4 * model.d_model + (2 * model.d_model if model.dropout > 0 else 0)
+    return between // (tp if sequence else 1) + element_bytes * (heads + mlp_widths * model.ff_dim) // tp
+
+
+def last_activation_bytes(model: Decoder, precision: str) -> int:
+    """Bytes per token kept after the layers: 2·D for the last norm, V logits, their fp32 log-soft-max and gradient."""
+    element_bytes = ELEMENT_BYTES[precision]
+    return element_bytes * 2 * model.d_model + model.vocab_size * (element_bytes + 4 + 4)
 
 
 def _tensor(name: str, *shape: int) -> TensorInfo:

@@ -9,6 +9,7 @@ from ..specs.models import Spec
 from .costs import Costs, checkpoint_costs
 from .devices import Rates, rates, with_digest
 from .evaluation import EvaluationPlan, plan_evaluation
+from .layers import stages_per_rank, windows_per_step
 from .machine import Machine, Measured
 from .shards import TensorInfo
 from .sizes import Sizes, count_sizes
@@ -37,7 +38,7 @@ class Known:
         """Time of a step without checkpoints."""
         if self.times is None or self.windows is None:
             return None
-        return self.windows.window_s + self.times.exchange_s + self.times.optimizer_s
+        return self.windows.window_s + self.windows.exchange_s + self.times.optimizer_s
 
     @property
     def evaluation(self) -> EvaluationPlan | None:
@@ -49,7 +50,7 @@ class Known:
         """Storage parameters of forward and backward windows."""
         shard = self.sizes.shard_bytes if self.sizes else None
         first = tuple(tier.type for tier in self.spec.tiers[:1])
-        return storage_parameters(shard, self.spec.micro_batches, self.windows, first)
+        return storage_parameters(shard, windows_per_step(self.spec), self.windows, first)
 
     @property
     def costs(self) -> Costs | None:
@@ -65,8 +66,7 @@ def know(spec: Spec, machine: Machine, measured: Measured | None, parameters: Se
     reached = rates(machine, spec.cluster, spec.training.precision, measured)
     work = workload(spec)
     sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters)
-    count, bytes_ = (sizes.parameters, sizes.parameter_bytes) if sizes else (0, 0)
-    times = step_times(spec, reached, work, count, bytes_, measured)
+    times = step_times(spec, reached, work, sizes, measured)
     bandwidth = _channel_bytes_per_s(spec, reached, measured)
     windows = _windows(spec, machine, reached, times, bandwidth)
     return Known(spec, machine, reached, work, sizes, times, bandwidth, windows)
@@ -102,4 +102,6 @@ def _windows(
     gradients = reached.exchange_bytes_per_s / (spec.cluster.workers_per_node if spec.cluster.nodes > 1 else 1)
     left = max(0.0, link - gradients)
     beside = min(bytes_per_s, with_digest(left) if left > 0 and reached.link_bytes_per_s else left)
-    return Windows(spec.micro_batches, times.forward_s, times.backward_s, bytes_per_s, times.exchange_s, held_s, beside)
+    count, each = windows_per_step(spec), stages_per_rank(spec.strategy)
+    constant_s = times.exchange_s + times.bubble_s
+    return Windows(count, times.forward_s / each, times.backward_s / each, bytes_per_s, constant_s, held_s, beside)

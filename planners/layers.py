@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ..specs.models import Strategy
+from ..specs.models import Spec, Strategy
 
 
 def stages_per_rank(strategy: Strategy) -> int:
     """Stages that one rank of the pipeline holds."""
     return strategy.pp_stages_per_rank or (2 if strategy.pp_schedule == "interleaved-1f1b" else 1)
+
+
+def windows_per_step(spec: Spec) -> int:
+    """Forward passes of one rank in a step, and as many backward ones: each stage that it holds has its own."""
+    return spec.micro_batches * stages_per_rank(spec.strategy)
 
 
 def layers_of_stages(layers: int, stages: int) -> list[range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from .words import GIB, size
 
@@ -16,21 +16,21 @@ RESERVED_BYTES = 1 * GIB
 
 @dataclass(frozen=True, slots=True)
 class DeviceParts:
-    """Device memory of one rank by use, in bytes, with the whole model on every rank."""
+    """Device memory of one rank by use, in bytes."""
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     casts_bytes: int
     """bf16 copies of the weights that autocast keeps during a pass."""
+    gathered_bytes: int
+    """Whole weights and gradients of the layers at work, where data parallel ranks divide them."""
     activations_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """All parts."""
-        return (
-            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.casts_bytes + self.activations_bytes
-        )
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

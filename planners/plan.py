@@ -14,6 +14,7 @@ from .intervals import Interval
 from .known import Known, know
 from .machine import Machine, Measured
 from .memory import SNAPSHOTS_KEPT, MemoryNeed, memory_need
+from .mesh import mesh_of
 from .notes import plan_assumptions, plan_warnings
 from .remedies import changes, reasons
 from .schedule import SURVIVES, cost_per_step_s, files_each, held_at_most, source, tier_intervals
@@ -88,7 +89,7 @@ def _training(known: Known) -> Training:
         nodes=spec.cluster.nodes,
         workers_per_node=spec.cluster.workers_per_node,
         accelerator=known.machine.accelerator,
-        strategy=f"dp_replicate {spec.world_size}",
+        strategy=" x ".join(mesh_of(spec).words()),
         precision=spec.training.precision,
         optimizer=spec.training.optimizer.name,
         max_steps=spec.max_steps,
@@ -120,6 +121,7 @@ def _iteration(known: Known) -> Iteration:
         window_s=known.windows.window_s if known.windows else None,
         optimizer_s=times.optimizer_s if times else None,
         exchange_s=times.exchange_s if times else None,
+        bubble_s=times.bubble_s if times else None,
         step_s=known.step_s,
     )
 

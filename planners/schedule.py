@@ -114,13 +114,13 @@ def _mean_stall_s(known: Known, costs: Costs, snapshots: int) -> float:
 def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s: float) -> Source | None:
     """Return the fastest tier that survives a fault of `kind`.
 
-    Each rank, or node, reads its own part; then the parts are gathered, for every rank holds the whole state.
+    Each rank, or node, reads its own part; then every rank is given the rest of what it holds.
     """
     tier = next((tier for tier in known.spec.tiers if kind in SURVIVES[tier.type]), None)
     if tier is None or known.sizes is None:
         return None
-    world, state = known.spec.world_size, known.sizes.state_bytes
-    gather_s = (world - 1) / world * state / known.rates.exchange_bytes_per_s
+    missing = max(0, known.sizes.rank_state_bytes - known.sizes.shard_bytes)
+    gather_s = missing / known.rates.exchange_bytes_per_s
     steps, waiting = every[tier.type], waiting_part(known, costs, every, step_s)
     if isinstance(tier, MemoryTier):
         return Source("memory", steps, costs.commit_lag_s, costs.copy_s + gather_s, waiting, steps)

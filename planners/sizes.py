@@ -1,16 +1,23 @@
-"""Bytes of the model, its state and one rank's shard, from the spec or from counted parameters."""
+"""Bytes of the model, its state and what one rank has of it, from the spec or from counted parameters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..specs.models import Spec
+from .activations import rank_activation_bytes
 from .gpt import parameter_count
+from .layout import Layout, largest_shard, layout_of
 from .memory import DeviceParts
+from .mesh import DIMS
 from .shards import TensorInfo
-from .state import shard_bytes, state_bytes, state_tensors
+from .state import state_bytes, state_tensors
 from .workload import Workload
+
+_UNIT = re.compile(r"^(.*?\.\d+)\.")
+"""A layer: what has a number in its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,18 @@ class Sizes:
     """Tensors of the state."""
     state_bytes: int
     shard_bytes: int
-    """The largest shard."""
+    """The largest shard: what one rank stores."""
+    rank_parameter_bytes: int
+    """Weights that the rank with the most of them has."""
+    stage_parameter_bytes: int
+    """Those weights before data parallel ranks divide them."""
+    gathered_bytes: int
+    """Weights that FSDP2 has put together at once beside them; 0 without it."""
+
+    @property
+    def rank_state_bytes(self) -> int:
+        """Weights of that rank with what the optimizer keeps of them."""
+        return self.rank_parameter_bytes * self.state_bytes // max(1, self.parameter_bytes)
 
 
 def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | None:
@@ -31,28 +49,62 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | 
     if parameters is None:
         return None
     tensors = state_tensors(parameters, spec.training.optimizer)
+    layout = layout_of(spec, parameters)
+    place = dict.fromkeys(DIMS, 0)
+    stages = [layout.parameter_bytes(names, place, gathered=False) for names in layout.stages]
+    most = stages.index(max(stages))
     return Sizes(
         parameters=parameter_count(parameters),
         parameter_bytes=state_bytes(parameters),
         tensors=len(tensors),
         state_bytes=state_bytes(tensors),
-        shard_bytes=shard_bytes(tensors, spec.world_size),
+        shard_bytes=largest_shard(layout),
+        rank_parameter_bytes=stages[most],
+        stage_parameter_bytes=layout.parameter_bytes(layout.stages[most], place, gathered=True),
+        gathered_bytes=_gathered_bytes(layout, most),
     )
 
 
-def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
-    """Return the device memory of one rank: the whole model, for it is replicated.
+def _gathered_bytes(layout: Layout, stage: int) -> int:
+    """Return the weights that are whole at once: what is no layer, the layer that computes, and the next one.
 
-    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in.
-    Under autocast the bf16 copies of the weights live as long as the pass. The activations of a model of unknown
-    family are not known and count 0.
+    A pipeline keeps all of them until its step has ended.
+    """
+    mesh, names = layout.mesh, layout.stages[stage]
+    if mesh.dp_shard == 1:
+        return 0
+    place = dict.fromkeys(DIMS, 0)
+    if mesh.pp > 1:
+        return layout.parameter_bytes(names, place, gathered=True)
+    units: dict[str, list[str]] = {}
+    for name in names:
+        match = _UNIT.match(name)
+        units.setdefault(match[1] if match else "", []).append(name)
+    root = layout.parameter_bytes(units.pop("", []), place, gathered=True)
+    layers = [layout.parameter_bytes(unit, place, gathered=True) for unit in _largest(units)]
+    return root + sum(sorted(layers)[-2:])
+
+
+def _largest(units: dict[str, list[str]]) -> list[list[str]]:
+    """The units worth a look: layers of a model are alike, so those at its ends and the ones with the most tensors."""
+    ordered = [units[name] for name in sorted(units)]
+    return ordered if len(ordered) <= 8 else [*ordered[:2], *ordered[-2:], *sorted(ordered, key=len)[-2:]]
+
+
+def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
+    """Return the device memory of one rank.
+
+    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; where FSDP2
+    puts weights together, their gradients are whole for a moment, too. Under autocast the bf16 copies of the weights
+    live as long as the pass. The activations of a model of unknown family are not known and count 0.
     """
     mixed = spec.training.precision == "bf16-mixed"
-    activations = work.activation_bytes if work is not None else None
+    whole = sizes.gathered_bytes or sizes.stage_parameter_bytes
     return DeviceParts(
-        weights_bytes=sizes.parameter_bytes,
-        gradients_bytes=sizes.parameter_bytes,
-        optimizer_bytes=sizes.state_bytes - sizes.parameter_bytes,
-        casts_bytes=2 * sizes.parameters if mixed else 0,
-        activations_bytes=activations or 0,
+        weights_bytes=sizes.rank_parameter_bytes,
+        gradients_bytes=sizes.rank_parameter_bytes,
+        optimizer_bytes=sizes.rank_state_bytes - sizes.rank_parameter_bytes,
+        casts_bytes=whole // 2 if mixed else 0,
+        gathered_bytes=2 * sizes.gathered_bytes,
+        activations_bytes=rank_activation_bytes(spec, work),
     )

@@ -7,40 +7,80 @@ from dataclasses import dataclass
 from ..specs.models import AdamW, Spec
 from .devices import Rates
 from .machine import Measured
+from .sizes import Sizes
+from .traffic import Traffic, bubble_s, share_of_passes, traffic
 from .workload import BACKWARD_TO_FORWARD, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of one rank in one step; the passes are per micro-batch."""
+    """Times of one rank in one step; the passes are per micro-batch, with what they wait for on the compute channel."""
 
     forward_s: float
     backward_s: float
     optimizer_s: float
     gradients_s: float
-    """The whole all-reduce of the gradients, once per step, in and after the last backward pass."""
+    """The whole exchange of the gradients, once per step, in and after the last backward pass."""
     exchange_s: float
     """The part of it that no backward pass hides."""
+    bubble_s: float = 0.0
+    """Waits for the other stages of a pipeline."""
 
 
 def step_times(
-    spec: Spec, rates: Rates, work: Workload | None, parameters: int, parameter_bytes: int, measured: Measured | None
+    spec: Spec, rates: Rates, work: Workload | None, sizes: Sizes | None, measured: Measured | None
 ) -> StepTimes | None:
-    """Return the times of a step: measured ones if there are any, else by arithmetic; None: not known."""
-    gradients_s = ring_exchange_s(parameter_bytes, spec.world_size, rates.exchange_bytes_per_s)
+    """Return the times of a step: measured ones if there are any, else by arithmetic; None: not known.
+
+    What was measured is one rank with the whole model; its times are divided as the strategy divides its operations.
+    """
+    share, sent = share_of_passes(spec, work), traffic(spec, rates, work, sizes)
+    parameters = sizes.rank_parameter_bytes // 4 if sizes else 0
     if measured is not None:
-        exchange_s = measured.exchange_s
-        if exchange_s is None:
-            exchange_s = exposed_exchange_s(parameter_bytes, spec.world_size, rates, measured.backward_s)
-        return StepTimes(measured.forward_s, measured.backward_s, measured.optimizer_s, gradients_s, exchange_s)
-    if work is None or work.forward_flop is None:
+        forward_s, backward_s = measured.forward_s * share, measured.backward_s * share
+        optimizer_s = measured.optimizer_s
+        if sizes and sizes.rank_parameter_bytes < sizes.parameter_bytes:
+            optimizer_s *= sizes.rank_parameter_bytes / sizes.parameter_bytes
+    elif work is not None and work.forward_flop is not None:
+        floor_s = work.model.n_layers * rates.launch_s / spec.strategy.pp
+        forward_s = max(share * work.forward_flop / rates.flop_per_s, floor_s)
+        backward_s = max(BACKWARD_TO_FORWARD * share * work.forward_flop / rates.flop_per_s, 2 * floor_s)
+        optimizer_s = update_bytes(spec, parameters) / rates.update_bytes_per_s
+    else:
         return None
-    floor_s = work.model.n_layers * rates.launch_s
-    forward_s = max(work.forward_flop / rates.flop_per_s, floor_s)
-    backward_s = max(BACKWARD_TO_FORWARD * work.forward_flop / rates.flop_per_s, 2 * floor_s)
-    optimizer_s = update_bytes(spec, parameters) / rates.update_bytes_per_s
-    exchange_s = exposed_exchange_s(parameter_bytes, spec.world_size, rates, backward_s)
+    if spec.strategy.activation_checkpointing == "full":
+        backward_s += forward_s
+    return _with_traffic(spec, rates, sizes, sent, measured, (forward_s, backward_s, optimizer_s))
+
+
+def _with_traffic(
+    spec: Spec,
+    rates: Rates,
+    sizes: Sizes | None,
+    sent: Traffic,
+    measured: Measured | None,
+    times: tuple[float, float, float],
+) -> StepTimes:
+    """Add what the strategy sends: replicas exchange once per step, FSDP2 in every pass, a pipeline at its end."""
+    forward_s, backward_s, optimizer_s = times
+    strategy = spec.strategy
+    again = 2 if strategy.activation_checkpointing == "full" else 1
+    forward_s = _beside(rates, forward_s, sent.gather_s) + sent.tensor_s + sent.boundary_s
+    backward_s = _beside(rates, backward_s, sent.gather_s + sent.scatter_s) + again * sent.tensor_s + sent.boundary_s
+    if (strategy.dp_shard, strategy.tp, strategy.pp) != (1, 1, 1):
+        bubble = bubble_s(spec, forward_s, backward_s)
+        return StepTimes(forward_s, backward_s, optimizer_s, sent.scatter_s + sent.step_s, sent.step_s, bubble)
+    gradient_bytes = sizes.parameter_bytes if sizes else 0
+    gradients_s = ring_exchange_s(gradient_bytes, spec.world_size, rates.exchange_bytes_per_s)
+    exchange_s = measured.exchange_s if measured is not None else None
+    if exchange_s is None:
+        exchange_s = exposed_exchange_s(gradient_bytes, spec.world_size, rates, backward_s)
     return StepTimes(forward_s, backward_s, optimizer_s, gradients_s, exchange_s)
+
+
+def _beside(rates: Rates, compute_s: float, sent_s: float) -> float:
+    """A pass that gathers or scatters layer by layer: accelerators compute meanwhile, processors do not."""
+    return compute_s + sent_s if rates.sum_bytes_per_s else max(compute_s, sent_s)
 
 
 def update_bytes(spec: Spec, parameters: int) -> int:

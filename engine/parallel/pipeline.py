@@ -16,10 +16,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
+from ...planners.activations import cuts_sequence
 from ...planners.layers import layers_of_stages, stages_per_rank
 from ...specs.models import GptModel, Spec, TextDataset
 from ..models.gpt import Gpt, GptPart, next_token_loss
-from .tensor import cuts_sequence
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -110,7 +110,7 @@ def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[
     """What one micro-batch is where it enters and where it leaves a stage, as tensors without memory."""
     assert isinstance(spec.model, GptModel)
     samples, length = spec.training.micro_batch_size, _seq_len(spec)
-    between = length // spec.strategy.tp if spec.strategy.tp > 1 and cuts_sequence(spec) else length
+    between = length // spec.strategy.tp if cuts_sequence(spec) else length
     wide = torch.bfloat16 if spec.training.precision == "bf16-mixed" else torch.float32
     hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
     entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden

@@ -19,18 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ...specs.models import Spec, TextDataset
 from ..models.gpt import Gpt, tie
-
-
-def cuts_sequence(spec: Spec) -> bool:
-    """Tell whether activations between the parts are cut along the sequence.
-
-    Not where it does not divide evenly, nor with dropout: ranks of a tensor parallel group draw alike.
-    """
-    dropout = getattr(spec.model, "dropout", 0.0)
-    fits = isinstance(spec.dataset, TextDataset) and spec.dataset.seq_len % spec.strategy.tp == 0
-    return fits and dropout == 0.0
 
 
 def parallelize(model: Gpt, mesh: DeviceMesh, *, sequence: bool) -> None:

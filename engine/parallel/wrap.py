@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from ...planners.activations import cuts_sequence
 from ...planners.mesh import Mesh
 from ...specs.models import PythonModel, Spec
 from ..models.gpt import Gpt, GptPart, draw_weights, tie
@@ -37,7 +38,7 @@ def spread(model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | N
     strategy = spec.strategy
     parts: list[GptPart] = []
     if device_mesh is not None and mesh.tp > 1 and isinstance(model, Gpt):
-        tensor.parallelize(model, device_mesh["tp"], sequence=tensor.cuts_sequence(spec))
+        tensor.parallelize(model, device_mesh["tp"], sequence=cuts_sequence(spec))
     if mesh.pp > 1 and isinstance(model, Gpt):
         parts = pipeline.split(model, spec, mesh.place(rank)["pp"])
     if strategy.activation_checkpointing == "full":

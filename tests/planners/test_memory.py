@@ -4,7 +4,12 @@ from dtrain.planners.memory import DeviceParts, memory_need, memory_warnings
 
 GIB = 2**30
 PARTS = DeviceParts(
-    weights_bytes=GIB, gradients_bytes=GIB, optimizer_bytes=2 * GIB, casts_bytes=0, activations_bytes=GIB
+    weights_bytes=GIB,
+    gradients_bytes=GIB,
+    optimizer_bytes=2 * GIB,
+    casts_bytes=0,
+    gathered_bytes=0,
+    activations_bytes=GIB,
 )
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from dtrain.planners.layout import Layout, largest_shard
+from dtrain.planners.mesh import Mesh
 from dtrain.planners.shards import TensorInfo, divide
-from dtrain.planners.state import shard_bytes, state_bytes, state_tensors
+from dtrain.planners.state import state_bytes, state_tensors
 from dtrain.specs.models import AdamW, Sgd
 
 PARAMETERS = [TensorInfo("a.weight", "F32", (4, 3)), TensorInfo("b.bias", "F32", (5,))]
@@ -14,12 +16,12 @@ def test_adamw_stores_two_moments_and_a_step_per_parameter() -> None:
     assert [(t.name, t.dtype, t.shape) for t in tensors] == [
         ("model.a.weight", "F32", (4, 3)),
         ("model.b.bias", "F32", (5,)),
+        ("optimizer.a.weight.step", "F32", ()),
         ("optimizer.a.weight.exp_avg", "F32", (4, 3)),
         ("optimizer.a.weight.exp_avg_sq", "F32", (4, 3)),
-        ("optimizer.a.weight.step", "F32", ()),
+        ("optimizer.b.bias.step", "F32", ()),
         ("optimizer.b.bias.exp_avg", "F32", (5,)),
         ("optimizer.b.bias.exp_avg_sq", "F32", (5,)),
-        ("optimizer.b.bias.step", "F32", ()),
     ]
     assert state_bytes(tensors) == 3 * 4 * 17 + 2 * 4
 
@@ -33,8 +35,9 @@ def test_sgd_stores_momentum_only_if_it_has_one(momentum: float, copies: int) ->
 
 
 def test_the_shard_is_the_largest_of_all() -> None:
-    tensors = state_tensors(PARAMETERS, AdamW(name="adamw", lr=1e-3))
-    assert shard_bytes(tensors, 1) == state_bytes(tensors)
-    for world in (2, 3, 7):
+    optimizer = AdamW(name="adamw", lr=1e-3)
+    tensors, names = state_tensors(PARAMETERS, optimizer), frozenset(p.name for p in PARAMETERS)
+    for world in (1, 2, 3, 7):
+        layout = Layout(Mesh(dp_replicate=world), (names,), {}, tuple(PARAMETERS), optimizer)
         sizes = [sum(piece.nbytes for piece in shard) for shard in divide(tensors, world)]
-        assert shard_bytes(tensors, world) == max(sizes) >= state_bytes(tensors) / world
+        assert largest_shard(layout) == max(sizes) >= state_bytes(tensors) / world

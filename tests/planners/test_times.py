@@ -20,9 +20,15 @@ from dtrain.planners.devices import (
     with_digest,
 )
 from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.sizes import Sizes, count_sizes
 from dtrain.planners.times import exposed_exchange_s, ring_exchange_s, step_times, update_bytes
 from dtrain.planners.workload import sample_tokens, workload
 from dtrain.specs.models import GptModel, Spec
+
+
+def sizes_of(spec: Spec) -> Sizes | None:
+    work = workload(spec)
+    return count_sizes(spec, None if work is None else work.parameters)
 
 
 def test_the_table_covers_every_accelerator_of_the_spec() -> None:
@@ -36,7 +42,7 @@ def test_gpu_passes_run_at_the_assumed_share_of_the_peak(make_spec: MakeSpec, dg
     large = {"type": "gpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 32000}
     spec = make_spec(model=large, training={"precision": "bf16-mixed"})
     reached = rates(dgx, spec.cluster, "bf16-mixed")
-    times = step_times(spec, reached, workload(spec), 10**9, 4 * 10**9, None)
+    times = step_times(spec, reached, workload(spec), sizes_of(spec), None)
     assert times is not None
     assert isinstance(spec.model, GptModel)
     flop = gpt.forward_flop(spec.model, 4, 128)
@@ -46,7 +52,7 @@ def test_gpu_passes_run_at_the_assumed_share_of_the_peak(make_spec: MakeSpec, dg
 
 def test_a_small_model_on_a_gpu_is_bound_by_launches(make_spec: MakeSpec, dgx: Machine) -> None:
     spec = make_spec()
-    times = step_times(spec, rates(dgx, spec.cluster, "fp32"), workload(spec), 10**6, 4 * 10**6, None)
+    times = step_times(spec, rates(dgx, spec.cluster, "fp32"), workload(spec), sizes_of(spec), None)
     assert times is not None
     assert times.forward_s == pytest.approx(4 * 2e-4)
 
@@ -58,7 +64,9 @@ def test_cpu_cores_are_shared_by_the_workers(make_spec: MakeSpec, laptop: Machin
 
 def test_measured_times_replace_the_table(make_spec: MakeSpec, laptop: Machine) -> None:
     spec = make_spec()
-    times = step_times(spec, rates(laptop, spec.cluster, "fp32"), workload(spec), 10, 40, Measured(0.5, 1.5, 0.25))
+    times = step_times(
+        spec, rates(laptop, spec.cluster, "fp32"), workload(spec), sizes_of(spec), Measured(0.5, 1.5, 0.25)
+    )
     assert times is not None
     assert (times.forward_s, times.backward_s, times.optimizer_s) == (0.5, 1.5, 0.25)
 

@@ -1,0 +1,90 @@
+"""What a strategy sends besides the gradients of replicas, and what share of the passes' work one rank has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..specs.models import GptModel, Spec
+from . import gpt
+from .devices import Rates
+from .gpt import ELEMENT_BYTES
+from .layers import layers_of_stages, stages_per_rank
+from .sizes import Sizes
+from .workload import Workload
+
+REDUCES_PER_LAYER = 2
+"""All-reduces of the activations in a layer's forward pass, and in its backward pass: after attention and after the
+MLP (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Cut along the sequence each is a reduce-scatter and an
+all-gather, which together send as much (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Seconds of one rank on the compute channel; per micro-batch unless said otherwise."""
+
+    tensor_s: float = 0.0
+    """Activations in a forward pass, or in a backward pass; no computation goes on meanwhile."""
+    gather_s: float = 0.0
+    """Weights put together for one pass."""
+    scatter_s: float = 0.0
+    """Gradients divided, and summed over replicas, in one backward pass."""
+    step_s: float = 0.0
+    """Once per step: a pipeline gathers and sums when all its passes have run."""
+    boundary_s: float = 0.0
+    """Activations to the next stage, in each direction."""
+
+
+def ring_s(bytes_: float, ranks: int, bytes_per_s: float) -> float:
+    """Return the time of an all-gather or a reduce-scatter of `bytes_` in a ring: (n-1)/n of them over each link.
+
+    An all-reduce takes twice that (Patarasuk & Yuan 2009).
+    """
+    return (ranks - 1) / ranks * bytes_ / bytes_per_s
+
+
+def traffic(spec: Spec, rates: Rates, work: Workload | None, sizes: Sizes | None) -> Traffic:
+    """Return what the strategy of a spec sends; nothing for plain replicas, whose exchange is counted apart."""
+    strategy = spec.strategy
+    shard, tp, pp, replicas = strategy.dp_shard, strategy.tp, strategy.pp, strategy.replicas(spec.world_size)
+    if (shard, tp, pp) == (1, 1, 1) or sizes is None:
+        return Traffic()
+    near = rates.node_bytes_per_s if tp <= spec.cluster.workers_per_node else rates.exchange_bytes_per_s
+    far = rates.exchange_bytes_per_s
+    gather = ring_s(sizes.stage_parameter_bytes, shard, far)
+    scatter = gather + 2 * ring_s(sizes.stage_parameter_bytes / shard, replicas, far)
+    tensor, boundary = 0.0, 0.0
+    if work is not None and work.tokens is not None and isinstance(spec.model, GptModel):
+        activations = work.samples * work.tokens * spec.model.d_model * ELEMENT_BYTES[spec.training.precision]
+        tensor = REDUCES_PER_LAYER * _layers(spec, spec.model) * 2 * ring_s(activations, tp, near)
+        boundary = activations / tp / far if pp > 1 else 0.0
+    if pp > 1:
+        return Traffic(tensor, step_s=gather + scatter, boundary_s=boundary * stages_per_rank(strategy))
+    return Traffic(tensor, gather, scatter)
+
+
+def _layers(spec: Spec, model: GptModel) -> int:
+    """Layers of the rank that has the most of them."""
+    each = stages_per_rank(spec.strategy)
+    return sum(len(layers) for layers in layers_of_stages(model.n_layers, spec.strategy.pp * each)[:: spec.strategy.pp])
+
+
+def share_of_passes(spec: Spec, work: Workload | None) -> float:
+    """Return the part of a pass's operations that the slowest rank has: its layers, and the last one the head."""
+    strategy = spec.strategy
+    if not isinstance(spec.model, GptModel) or work is None or not work.forward_flop or work.tokens is None:
+        return 1 / (strategy.tp * strategy.pp)
+    head = gpt.head_flop(spec.model, work.samples, work.tokens)
+    layer = (work.forward_flop - head) / spec.model.n_layers
+    ranges = layers_of_stages(spec.model.n_layers, strategy.pp * stages_per_rank(strategy))
+    ranks = [sum(len(layers) for layers in ranges[rank :: strategy.pp]) * layer for rank in range(strategy.pp)]
+    ranks[-1] += head
+    return max(ranks) / work.forward_flop / strategy.tp
+
+
+def bubble_s(spec: Spec, forward_s: float, backward_s: float) -> float:
+    """Return the time in which a rank of a pipeline waits for others in one step.
+
+    (p-1)·(t_forward + t_backward), divided by the stages per rank where they are interleaved (Narayanan et al. 2021,
+    arXiv:2104.04473, section 2.2).
+    """
+    return (spec.strategy.pp - 1) * (forward_s + backward_s) / stages_per_rank(spec.strategy)
