@@ -92,6 +92,16 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
                     "tensor_model_parallel_size"),
     "strategy.pp": ("pp_size", "pipeline_parallel", "pipeline_parallel_size", "pipeline_parallel_degree",
                     "pipeline_model_parallel_size"),
+    "strategy.pp_schedule": ("pipeline_schedule", "pipeline_parallel_schedule", "pp_engine", "pipeline_engine"),
+    "strategy.pp_stages_per_rank": (
+        "virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size", "num_model_chunks", "vpp",
+        "interleaved_stages", "virtual_pp_size",
+    ),
+    "strategy.activation_checkpointing": (
+        "gradient_checkpointing", "activation_checkpoint", "recompute", "recompute_granularity",
+        "activation_checkpoint_mode", "recompute_activations",
+    ),
+    "strategy.compile": ("torch_compile", "compile_model"),
     "cluster": ("resources", "launcher", "launch", "infra"),
     "cluster.nodes": ("nnodes", "num_nodes", "n_nodes", "num_machines", "node_count"),
     "cluster.workers_per_node": (
@@ -140,18 +150,16 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 
 _REMARKS: dict[str, str] = {
     "gradient_accumulation_steps": "remove it: accumulation is derived, "
-    "global_batch_size / (micro_batch_size * nodes * workers_per_node)",
+    "global_batch_size / (micro_batch_size * dp_replicate * dp_shard)",
     "num_epochs": "the length of a run is given in optimizer updates: `max_steps`",
     "max_tokens": "the length of a run is given in optimizer updates: `max_steps`",
     "max_duration": "the length of a run is given in optimizer updates: `max_steps`",
     "resume_from_checkpoint": "remove it: `dtrain resume` goes on from the newest whole step of the run",
-    "gradient_checkpointing": "remove it: recomputing activations is not yet supported",
     "do_eval": "give a block `evaluation: {every: 100}`",
     "per_device_eval_batch_size": "remove it: evaluation takes batches of `training.micro_batch_size` samples",
     "warmup_ratio": "give a number of steps: `training.scheduler.warmup_steps`",
     "min_lr": "give it as a fraction of the peak: `training.scheduler.min_lr_ratio`",
     "logging_steps": "remove it: every step is written to metrics.jsonl",
-    "compile": "remove it: torch.compile is not yet supported",
     "rank": "remove it: ranks come from the launcher, one spec serves all nodes",
     "version": "remove it: a spec has no version key",
     "secret_key": f"remove it: credentials come from the environment ({ENVIRONMENT}), never from a spec",
@@ -163,13 +171,11 @@ _SAME_REMARK: dict[str, tuple[str, ...]] = {
     "num_epochs": ("epochs", "max_epochs", "num_train_epochs"),
     "max_tokens": ("train_tokens", "total_tokens", "global_batch_tokens"),
     "resume_from_checkpoint": ("resume", "autoresume", "load_path", "resume_from", "auto_resume"),
-    "gradient_checkpointing": ("activation_checkpointing", "activation_checkpoint", "recompute"),
     "do_eval": ("evaluation_strategy", "eval_strategy", "do_validation"),
     "per_device_eval_batch_size": ("eval_batch_size", "val_batch_size", "eval_micro_batch_size"),
     "warmup_ratio": ("warmup_fraction",),
     "logging_steps": ("log_interval", "log_every_n_steps", "log_freq", "log_every"),
     "rank": ("node_rank", "local_rank", "world_size"),
-    "compile": ("torch_compile",),
     "secret_key": (
         "access_key", "access_key_id", "secret_access_key", "aws_access_key_id", "aws_secret_access_key",
         "session_token", "aws_session_token", "aws_profile", "credentials", "credentials_file", "service_account",
@@ -184,6 +190,8 @@ _EXTRA: dict[str, str] = {
     "bf16": "write `precision: bf16-mixed`",
     "bfloat16": "write `precision: bf16-mixed`",
     "bucket": "with the folder in it: `s3://bucket/folder`",
+    "gradient_checkpointing": "`full` or `none`",
+    "recompute": "`full` or `none`",
     "save_steps": "one per tier",
     "save_interval": "one per tier",
     "num_workers": "worker processes; data is loaded inside them",
@@ -209,6 +217,15 @@ _VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("cosine_with_warmup", "cosine_with_min_lr", "cosine_annealing", "warmup_cosine", "cosineannealinglr",
              "cosinedecay", "cosine_with_restarts"), "cosine"),
+    },
+    "strategy.pp_schedule": {
+        **dict.fromkeys(("interleaved", "interleaved1f1b", "interleaved_1f1b", "looped"), "interleaved-1f1b"),
+        **dict.fromkeys(("afab", "all_forward_all_backward", "schedulegpipe"), "gpipe"),
+        **dict.fromkeys(("pipedream", "pipedream-flush", "schedule1f1b", "one_forward_one_backward"), "1f1b"),
+    },
+    "strategy.activation_checkpointing": {
+        **dict.fromkeys(("true", "yes", "on", "block", "layer", "all"), "full"),
+        **dict.fromkeys(("false", "no", "off"), "none"),
     },
     "model.type": dict.fromkeys(("llama", "gpt2", "transformer", "decoder", "gpt-2", "nanogpt"), "gpt"),
     "model.activation": {"silu": "swiglu", "swish": "swiglu", "gelu_new": "gelu", "gelu_tanh": "gelu"},

@@ -33,6 +33,8 @@ training:
   optimizer: {name: adamw, lr: 1e-3}
   scheduler: {name: cosine, warmup_steps: 10}
 
+# strategy: {dp_shard: 2}      # divides parameters and moments among 2 workers; also tp, pp; default: a copy on each
+
 cluster:
   nodes: 1
   workers_per_node: 2          # one per accelerator
