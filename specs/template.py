@@ -33,7 +33,7 @@ training:
   optimizer: {name: adamw, lr: 1e-3}
   scheduler: {name: cosine, warmup_steps: 10}
 
-# strategy: {dp_shard: 2}      # divides parameters and moments among 2 workers; also tp, pp; default: a copy on each
+# strategy: {dp_shard: 2}      # divide parameters and moments among 2 workers; tp and pp are there too
 
 cluster:
   nodes: 1
