@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..planners.document import Expected, Plan, TierPlan
+from ..planners.document import Expected, Plan, TierPlan, Training
 from ..planners.words import count, duration, plural, share, shares, size, three_digits
 from .plan_step import (
     ASCII,
@@ -93,12 +93,20 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
         f"{plural(training.max_steps, 'step')}"
     )
     batch = (
-        f"batch {training.global_batch_size:,} = {plural(training.world, 'rank')} x "
+        f"batch {training.global_batch_size:,} = {_seers(training)} x "
         f"{plural(training.micro_batch_size, 'sample')} x {plural(plan.iteration.micro_batches, 'pass')}"
     )
     if training.tokens_per_step is not None:
         batch += f"; {count(training.tokens_per_step)} tokens per step"
     yield Text(batch)
+
+
+def _seers(training: Training) -> str:
+    """Who sees different samples: ranks, or groups of ranks that work on the same ones."""
+    alike = training.world // training.data_parallel
+    if alike == 1:
+        return plural(training.world, "rank")
+    return f"{plural(training.data_parallel, 'group')} of {plural(alike, 'rank')}"
 
 
 def _step_title(plan: Plan) -> str:
@@ -126,11 +134,13 @@ def _step(plan: Plan, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
     letters = [letter for letter in LETTERS if any(segment.letter == letter for segment in segments)]
     yield _line(", ".join(f"{letter} {LETTERS[letter]}" for letter in letters), "dim")
     yield from _copied(plan, glyphs)
-    optimizer_s, window_s = times.optimizer_s or 0.0, times.window_s or 0.0
+    optimizer_s = times.optimizer_s or 0.0
+    window_s = (times.window_s or 0.0) + (times.bubble_s or 0.0)
     exchange = f" + exchange {duration(times.exchange_s)}" if times.exchange_s else ""
+    bubble = f" + bubble {duration(times.bubble_s)}" if times.bubble_s else ""
     yield _line(
         f"{duration(times.step_s)} ({plan.source}) = {times.micro_batches} x (forward "
-        f"{duration(times.forward_s)} + backward {duration(times.backward_s)}){exchange} + "
+        f"{duration(times.forward_s)} + backward {duration(times.backward_s)}){exchange}{bubble} + "
         f"update {duration(optimizer_s)}"
     )
     yield _line(f"the state is constant for {duration(window_s)} of it ({share(window_s / times.step_s)})")

@@ -15,10 +15,11 @@ DRAWN_MICRO_BATCHES = 8
 """With more than this, only the first and the last ones of `DRAWN_ENDS` are drawn."""
 DRAWN_ENDS = (3, 2)
 ELIDED_COLUMNS = 7
-STYLES = {"F": "cyan", "B": "blue", "X": "magenta", "S": "bold red", "U": "bold yellow", "~": "dim"}
+STYLES = {"F": "cyan", "B": "blue", "P": "dim cyan", "X": "magenta", "S": "bold red", "U": "bold yellow", "~": "dim"}
 LETTERS = {
     "F": "forward",
     "B": "backward",
+    "P": "waits in the pipeline",
     "X": "exchange of gradients",
     "S": "stall",
     "U": "update",
@@ -86,6 +87,8 @@ def _stretches(plan: Plan) -> Iterator[tuple[str, float, int]]:
     for index in range(n - tail, n):
         yield "F", forward_s, 2 * index
         yield "B", backward_s, 2 * index + 1
+    if times.bubble_s:
+        yield "P", times.bubble_s, 2 * n
     if times.exchange_s:
         yield "X", times.exchange_s, 2 * n
     if plan.tiers and plan.storage.stall_s:
@@ -124,7 +127,8 @@ def copy_lane(plan: Plan, segments: Sequence[Segment], glyphs: Glyphs) -> Text:
 
 def _window_bytes(plan: Plan, segment: Segment) -> int:
     """Return the bytes that are left for this window, at most its share."""
-    forward, backward = plan.forward.bytes_per_window or 0, plan.backward.bytes_per_window or 0
+    stages = plan.forward.windows // plan.iteration.micro_batches
+    forward, backward = (stages * (kind.bytes_per_window or 0) for kind in (plan.forward, plan.backward))
     pairs, odd = divmod(segment.window, 2)
     before = pairs * (forward + backward) + odd * forward
     mine = backward if odd else forward
@@ -151,9 +155,10 @@ def _copied_s(plan: Plan, segments: Sequence[Segment]) -> float:
     """Return when, from the begin of the step, the copy is whole."""
     for segment in segments:
         if segment.letter in "FB":
-            wanted = plan.forward.bytes_per_window if segment.letter == "F" else plan.backward.bytes_per_window
+            kind = plan.forward if segment.letter == "F" else plan.backward
+            wanted = (kind.bytes_per_window or 0) * (kind.windows // plan.iteration.micro_batches)
             left = _window_bytes(plan, segment)
-            if left < (wanted or 0):
+            if left < wanted:
                 return segment.begin_s + left / plan.storage.bytes_per_s
     update = segments[-1]
     return update.begin_s

@@ -23,6 +23,9 @@ class Training:
     workers_per_node: int
     accelerator: str
     strategy: str
+    """Degrees above 1."""
+    data_parallel: int
+    """Ranks, or groups of ranks that work on the same samples."""
     precision: str
     optimizer: str
     max_steps: int

@@ -84,13 +84,22 @@ def memory_need(
     )
 
 
+def _remedy(parts: DeviceParts | None) -> str:
+    """What takes most of a device, and what makes that smaller."""
+    if parts is None or parts.activations_bytes * 2 > parts.total_bytes:
+        return "lower training.micro_batch_size, or use strategy.activation_checkpointing: full"
+    if parts.gathered_bytes * 2 > parts.total_bytes:
+        return "a pipeline keeps the weights of its layers whole: use more of strategy.pp or tp, and less dp_shard"
+    return "divide the model over more ranks with strategy.dp_shard, tp or pp, or use a smaller one"
+
+
 def memory_warnings(need: MemoryNeed) -> list[str]:
     """Say what does not fit and what to change."""
     lines = []
     if need.device_fits is False and need.device_bytes_per_rank and need.device_limit_bytes is not None:
         lines.append(
             f"device memory: a rank needs {size(need.device_bytes_per_rank)} and {size(RESERVED_BYTES)} for the "
-            f"runtime, the device has {size(need.device_limit_bytes)}; lower training.micro_batch_size or the model"
+            f"runtime, the device has {size(need.device_limit_bytes)}; {_remedy(need.parts)}"
         )
     if need.host_fits is False and need.host_bytes_per_node and need.host_limit_bytes is not None:
         lines.append(

@@ -90,6 +90,7 @@ def _training(known: Known) -> Training:
         workers_per_node=spec.cluster.workers_per_node,
         accelerator=known.machine.accelerator,
         strategy=" x ".join(mesh_of(spec).words()),
+        data_parallel=spec.data_parallel,
         precision=spec.training.precision,
         optimizer=spec.training.optimizer.name,
         max_steps=spec.max_steps,

@@ -8,6 +8,7 @@ import pytest
 from tests.job.dtrain import Job, assert_same, cleaned
 
 from dtrain.tiers.faults import fail_at
+from dtrain.tiers.jsonfile import read
 
 SPEC = """
 name: spread
@@ -81,6 +82,16 @@ def assert_close(job: Job, losses: dict[int, float]) -> None:
         assert math.isclose(loss, losses[step], rel_tol=TOLERANCE), (step, loss, losses[step])
 
 
+def shards_of(job: Job) -> int:
+    """Bytes of the largest shard of the last checkpoint, without random states: what the plan says of it."""
+    manifest = read(sorted((job.run.root / "checkpoints").iterdir())[-1] / "manifest.json")
+    stored: dict[str, int] = {}
+    for info in manifest["tensors"].values():
+        for piece in info["pieces"]:
+            stored[piece["file"]] = stored.get(piece["file"], 0) + 4 * math.prod(piece["shape"])
+    return max(stored.values())
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     name: str, spread: tuple[Job, Job], alone: dict[bool, dict[int, float]]
@@ -90,13 +101,12 @@ def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     ended = unbroken.do("run", "spec.yaml", *words)
     assert ended.code == 0, ended.said
     assert_close(unbroken, alone["model.tie_embeddings=true" in words])
-    faults = [fail_at(1, 3, "window.backward"), fail_at(3, 4, "copy.committed", attempt=2)]
-    ended = job.do("run", "spec.yaml", *words, fault=";".join(faults))
+    assert shards_of(unbroken) == read(unbroken.run.plan)["model"]["state_bytes_per_rank"]
+    ended = job.do("run", "spec.yaml", *words, fault=fail_at(1, 4, "window.backward"))
     assert ended.code == 0, ended.said
     assert_same(job, unbroken)
-    first, second = (event["step"] for event in job.events("restored"))
-    assert first in (1, 2)
-    assert second in (3, 4), "at most two steps are repeated"
+    (restored,) = job.events("restored")
+    assert restored["step"] in (2, 3), "at most two steps are repeated"
     verified = job.do("verify", str(job.run.root))
     assert verified.code == 0, verified.said
     job.assert_nothing_left()

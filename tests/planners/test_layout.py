@@ -12,7 +12,7 @@ from tests.planners.build import MakeSpec, tiny
 
 from dtrain.planners.activations import in_flight
 from dtrain.planners.layers import layers_of_stages
-from dtrain.planners.layout import largest_shard, layout_of
+from dtrain.planners.layout import FEW_RANKS, largest_shard, layout_of
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.mesh import DIMS, Mesh
 from dtrain.planners.plan import make_plan
@@ -66,8 +66,8 @@ def test_the_pieces_of_all_ranks_make_up_every_tensor_once(degrees: dict[str, An
     shards = [layout.shard_bytes(rank) for rank in range(layout.mesh.world)]
     assert sum(shards) == sum(tensor.nbytes for tensor in tensors)
     first = max(shards[layout.mesh.rank({**dict.fromkeys(DIMS, 0), "pp": pp})] for pp in range(layout.mesh.pp))
-    assert largest_shard(layout) == max(shards)
     assert max(shards) - first <= 4 * 4 * 260, "of many ranks only the first of each stage is looked at"
+    assert largest_shard(layout) == (max(shards) if layout.mesh.world <= FEW_RANKS else first)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))

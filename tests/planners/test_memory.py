@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_said_with_figures_and_a_remedy() -> None:
     assert (need.device_fits, need.host_fits, need.slots_fit) == (False, False, False)
     device, host, slots = memory_warnings(need)
     assert "5 GiB" in device
-    assert "micro_batch_size" in device
+    assert "dp_shard, tp or pp" in device
     assert "96 GiB" in host
     assert "32 GiB" in slots
     assert "--shm-size" in slots
