@@ -18,7 +18,7 @@ from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
-from .models.build import build_model, to_device
+from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer
 from .parallel.pipeline import schedule_of
 from .parallel.wrap import Spread, fill, replicated, spread
@@ -96,6 +96,8 @@ def assemble(spec: Spec, context: Context) -> Parts:
     held_out = None
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
+    if not by_name and context.device_mesh is not None:
+        _check_can_be_cut(model, spec, batches, context)
     spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
     if by_name:
         fill(spread_out, spec, context.mesh, context.device, context.rank)
@@ -140,7 +142,7 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
     """
     model = parts.model
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if isinstance(parts.spec.model, PythonModel):
+    if isinstance(parts.spec.model, PythonModel) and context.device_mesh is None:
         kept |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         _stir(model)
     versions = {name: parameter._version for name, parameter in model.named_parameters()}
@@ -153,6 +155,29 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
     parts.optimizer.zero_grad(set_to_none=True)
     moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}
     return frozenset(f"model.{name}" for name in moved | _put_back(model, kept))
+
+
+def _check_can_be_cut(model: nn.Module, spec: Spec, batches: Batches, context: Context) -> None:
+    """Raise StateError for a model of one's own that FSDP2 would harm in silence, or not take.
+
+    What a forward pass writes into a parameter is lost when the layer is divided again; so one pass is made before.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise StateError(f"model.{name} is a single number, which dp_shard cannot divide: give it the shape [1]")
+    kept = {name: tensor.detach().clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    _stir(model)
+    versions = {name: parameter._version for name, parameter in model.named_parameters()}
+    with torch.no_grad(), context.autocast(spec.training.precision):
+        compute_loss(model, to_device(batches.get(0, 0), context.device))
+    moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}
+    if changed := sorted(moved | _put_back(model, kept)):
+        raise StateError(
+            f"the model changes model.{changed[0]} in its forward pass, which is lost where dp_shard divides it: "
+            "keep it in a buffer (register_buffer), or use dp_shard: 1"
+        )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # fully_shard takes no others
 
 
 def _stir(model: nn.Module) -> None:

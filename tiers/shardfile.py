@@ -105,7 +105,7 @@ def parse_header(text: bytes, where: str) -> Shard:
 
 
 def _boxes(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Offset and global shape of each piece; files of dtrain 0.1 to 0.4 have rows of whole tensors only."""
+    """Offset and global shape of each piece; the first files of this format had rows of whole tensors only."""
     if "boxes" in metadata:
         found: dict[str, Any] = json.loads(metadata["boxes"])
         return found

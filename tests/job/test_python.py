@@ -168,6 +168,23 @@ def test_three_ranks_killed_and_restarted_sum_in_the_same_order(rank: int, point
     job.assert_nothing_left()
 
 
+def test_divided_by_fsdp_it_is_killed_and_resumed_and_gathered_again(tmp_path: Path, job: Job) -> None:
+    """Buffers, a tied pair, a frozen layer, a transposed weight, and one without a gradient; then whole on each rank."""
+    shard = "strategy.dp_shard=3"
+    with cleaned(zoo(tmp_path / "unbroken")) as unbroken:
+        for made, fault in ((unbroken, ""), (job, fail_at(2, 7, "window.backward"))):
+            ended = made.do("run", "spec.yaml", shard, "max_steps=9", fault=fault)
+            assert ended.code == 0, ended.said
+        assert_same(job, unbroken)
+    ended = job.do("resume", "--from", "latest", "run", "strategy.dp_shard=1", "max_steps=10")
+    assert ended.code == 0, ended.said
+    assert job.events("restored")[-1]["state_digest"] == job.events("finished")[0]["state_digest"]
+    refused = job.do("run", "spec.yaml", shard, "model.entry=zoo:teacher", f"output_dir={job.folder / 'refused'}")
+    assert refused.code == 78, refused.said
+    assert "changes model.teacher.bias in its forward pass" in refused.said
+    job.assert_nothing_left()
+
+
 def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
     assert job.do("plan", "spec.yaml").code == 0
     ended = job.do("plan", "spec.yaml", "--profile")
