@@ -98,6 +98,7 @@ def _load(state: TrainState, opened: Opened, rank: int) -> bool:
 
 def _put(target: Tensor, content: Content) -> int:
     """Write rows into a live tensor; returns the bytes. Nothing is written where the dtype differs."""
+    start = content.offset[0] if content.offset else 0
     width = math.prod(content.global_shape[1:]) * DTYPE_BYTES[content.dtype]
     if tag_of(target, content.name) != content.dtype:
         return 0
@@ -106,11 +107,11 @@ def _put(target: Tensor, content: Content) -> int:
         return 0
     if target.device.type == "cpu" and target.is_contiguous():
         source = (ctypes.c_char * size).from_buffer_copy(content.data)
-        ctypes.memmove(target.data_ptr() + content.start * width, source, size)
+        ctypes.memmove(target.data_ptr() + start * width, source, size)
         return size
     flat = torch.frombuffer(bytearray(content.data), dtype=target.dtype).reshape(content.shape)
     with torch.no_grad():
-        (target[content.start : content.start + content.shape[0]] if content.shape else target).copy_(flat)
+        (target[start : start + content.shape[0]] if content.shape else target).copy_(flat)
     return size
 
 

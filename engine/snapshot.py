@@ -154,9 +154,12 @@ class Snapshots:
 
     def _entries(self) -> tuple[Entry, ...]:
         entries = [
-            Entry(p.tensor.name, p.tensor.dtype, p.shape, p.start, p.tensor.shape, p.nbytes) for p in self.pieces
+            Entry(p.tensor.name, p.tensor.dtype, p.shape, p.offset, p.tensor.shape, p.nbytes) for p in self.pieces
         ]
-        entries += [Entry(info.name, info.dtype, info.shape, 0, info.shape, info.nbytes) for info, _ in self.boundary]
+        entries += [
+            Entry(info.name, info.dtype, info.shape, (0,) * len(info.shape), info.shape, info.nbytes)
+            for info, _ in self.boundary
+        ]
         return tuple(entries)
 
     def _boundary_bytes(self) -> list[tuple[TensorInfo, bytes | memoryview]]:

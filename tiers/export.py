@@ -152,7 +152,7 @@ def _write(
     def take(piece: Content) -> None:
         if piece.name in places:
             path, position = places[piece.name]
-            _put(path, position + piece.start * facts[piece.name].row_bytes, piece)
+            _put(path, position + (piece.offset[0] if piece.offset else 0) * facts[piece.name].row_bytes, piece)
 
     digest = read_whole(opened, facts, told, take)
     for file in planned:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..specs.dtypes import DTYPE_BYTES
+from .boxes import tile
 from .digest import digest
 from .jsonfile import Unreadable, dumps
 from .layout import MANIFEST, Version, check_name, shard_name
@@ -31,7 +33,9 @@ class ShardFile:
 
     def to_json(self) -> dict[str, Any]:
         """Form in which one node tells another."""
-        entries = [[e.name, e.dtype, list(e.shape), e.start, list(e.global_shape), e.nbytes] for e in self.entries]
+        entries = [
+            [e.name, e.dtype, list(e.shape), list(e.offset), list(e.global_shape), e.nbytes] for e in self.entries
+        ]
         return {**vars(self), "entries": entries, "digests": list(self.digests)}
 
 
@@ -39,8 +43,8 @@ def shard_file_from_json(value: dict[str, Any]) -> ShardFile:
     """Read the form of `to_json`; raises Unreadable."""
     try:
         entries = tuple(
-            Entry(name, dtype, tuple(shape), start, tuple(whole), nbytes)
-            for name, dtype, shape, start, whole, nbytes in value["entries"]
+            Entry(name, dtype, tuple(shape), tuple(offset), tuple(whole), nbytes)
+            for name, dtype, shape, offset, whole, nbytes in value["entries"]
         )
         return ShardFile(
             **{**value, "name": check_name(value["name"]), "entries": entries, "digests": tuple(value["digests"])}
@@ -98,7 +102,10 @@ class Manifest:
 
 
 def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shards: Sequence[ShardFile]) -> Manifest:
-    """Put a manifest together from the description of every rank's file; raises Unreadable when one is missing."""
+    """Put a manifest together from the description of every rank's file; raises Unreadable when one is missing.
+
+    Raises Unreadable as well when the pieces of a tensor are not exactly the whole of it.
+    """
     if sorted(shard.rank for shard in shards) != list(range(world)):
         raise Unreadable(f"{version}: shards of {len(shards)} ranks, should be {world}")
     files: dict[str, Any] = {}
@@ -112,6 +119,11 @@ def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shard
             else:
                 where = rng.setdefault(str(shard.rank), {"file": shard.name, "tensors": {}})
                 where["tensors"][entry.name] = entry_digest
+    try:
+        for name, info in tensors.items():
+            _check_pieces(name, info)
+    except ValueError as error:
+        raise Unreadable(f"{version}: {error}") from error
     body = {
         "format": FORMAT,
         "run_id": run_id,
@@ -128,8 +140,10 @@ def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shard
 
 def _add_piece(tensors: dict[str, Any], file: str, entry: Entry, content: str) -> None:
     info = tensors.setdefault(entry.name, {"dtype": entry.dtype, "shape": list(entry.global_shape), "pieces": []})
-    offset = [entry.start, *([0] * (len(entry.shape) - 1))] if entry.shape else []
-    info["pieces"].append({"file": file, "offset": offset, "shape": list(entry.shape), "digest": content})
+    if (info["dtype"], info["shape"]) != (entry.dtype, list(entry.global_shape)):
+        raise Unreadable(f"{file}: {entry.name!r} is {entry.dtype} {list(entry.global_shape)}, elsewhere another")
+    piece = {"file": file, "offset": list(entry.offset), "shape": list(entry.shape), "digest": content}
+    info["pieces"].append(piece)
 
 
 _HEAD = b'{"digest":"'
@@ -212,15 +226,28 @@ def _check_file(body: dict[str, Any], rank: int) -> None:
 
 
 def _check_tensor(name: str, info: dict[str, Any], files: dict[str, Any]) -> None:
-    shape = _shape(info["shape"], name)
-    _text(info["dtype"], name)
-    pieces = []
+    _shape(info["shape"], name)
+    if info["dtype"] not in DTYPE_BYTES:
+        raise ValueError(f"{str(info['dtype'])[:40]!r} is no dtype that this dtrain reads ({name!r})")
     for piece in info["pieces"]:
         _check_digest(piece["digest"], name)
         if piece["file"] not in files:
             raise ValueError(f"a piece of {name!r} lies in {piece['file']!r}, which is none of the files")
-        pieces.append((_shape(piece["offset"], name), _shape(piece["shape"], name)))
-    if not _covers(shape, pieces):
+        _shape(piece["offset"], name)
+        _shape(piece["shape"], name)
+    _check_pieces(name, info)
+
+
+def _check_pieces(name: str, info: dict[str, Any]) -> None:
+    """Hold the boxes, whose types are right, against the tensor; raises ValueError."""
+    pieces = info["pieces"]
+    if len({piece["file"] for piece in pieces}) != len(pieces):
+        raise ValueError(f"two pieces of {name!r} lie in one file")
+    try:
+        whole = tile(info["shape"], [(piece["offset"], piece["shape"]) for piece in pieces])
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from error
+    if not whole:
         raise ValueError(f"the pieces of {name!r} do not make up the tensor")
 
 
@@ -244,15 +271,3 @@ def _shape(value: object, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
         raise ValueError(f"{str(value)[:40]!r} is not a shape ({what!r})")
     return [_count(size, f"a shape of {what!r}") for size in value]
-
-
-def _covers(shape: list[int], pieces: list[tuple[list[int], list[int]]]) -> bool:
-    """Tell whether row pieces (offset, shape) follow each other from the first row to the last."""
-    if not shape:
-        return pieces == [([], [])]
-    row = 0
-    for offset, size in sorted(pieces):
-        if offset != [row, *([0] * (len(shape) - 1))] or len(size) != len(shape) or size[1:] != shape[1:]:
-            return False
-        row += size[0]
-    return row == shape[0]

@@ -185,7 +185,7 @@ class Content:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
+    offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     is_state: bool
     data: memoryview
@@ -203,7 +203,7 @@ def contents(opened: Opened) -> Iterator[Content]:
                     if digest(data) != source.digests.get(entry.name):
                         raise Unreadable(f"{source.where}: {entry.name} does not match its digest")
                     yield Content(
-                        reader.shard.rank, entry.name, entry.dtype, entry.shape, entry.start, entry.global_shape,
+                        reader.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
                         entry.is_state, data,
                     )  # fmt: skip
 

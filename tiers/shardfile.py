@@ -1,8 +1,10 @@
 """A shard as a safetensors file whose data begins on a page, so that it can be copied and mapped as it is.
 
 Layout: 8 bytes length, JSON header padded with blanks up to a page, then the tensors without gaps. The header's
-`__metadata__` carries what safetensors has no place for: rank, world, and per piece its first row and the
-tensor's global shape. The header of a run's shard is the same for every step.
+`__metadata__` carries what safetensors has no place for: rank, world, and in `boxes` per piece its offset in the
+tensor, one number per dimension, and the tensor's global shape. The header of a run's shard is the same for every step.
+
+Files that were written before tensors could be cut in any dimension have `rows` there, with the first row only.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..specs.dtypes import DTYPE_BYTES
+from .boxes import inside
 from .digest import digest
 from .files import open_plain
 from .jsonfile import Unreadable
@@ -29,12 +32,12 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored piece: rows from `start` of a tensor of shape `global_shape`."""
+    """One stored piece: the box of `shape` from `offset` on of a tensor of shape `global_shape`, row-major."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
+    offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     nbytes: int
 
@@ -68,9 +71,9 @@ class Shard:
 
     def header(self) -> bytes:
         """The file's first bytes, a whole number of pages."""
-        rows = {entry.name: [entry.start, list(entry.global_shape)] for entry in self.entries}
+        boxes = {entry.name: [list(entry.offset), list(entry.global_shape)] for entry in self.entries}
         metadata = {"dtrain": "1", "rank": str(self.rank), "world": str(self.world), "run_id": self.run_id}
-        table: dict[str, Any] = {"__metadata__": {**metadata, "rows": json.dumps(rows, separators=(",", ":"))}}
+        table: dict[str, Any] = {"__metadata__": {**metadata, "boxes": json.dumps(boxes, separators=(",", ":"))}}
         for entry, offset in zip(self.entries, self.offsets(), strict=True):
             table[entry.name] = {
                 "dtype": entry.dtype,
@@ -91,35 +94,37 @@ def parse_header(text: bytes, where: str) -> Shard:
     try:
         table = json.loads(text)
         metadata = table.pop("__metadata__")
-        rows = json.loads(metadata["rows"])
+        boxes = _boxes(metadata)
         ordered = sorted(table.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         entries: list[Entry] = []
         position = 0
         for name, info in ordered:
-            entries.append(_entry(name, info, rows[name], position))
+            entries.append(_entry(name, info, boxes[name], position))
             position += entries[-1].nbytes
         return Shard(int(metadata["rank"]), int(metadata["world"]), str(metadata["run_id"]), tuple(entries))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"{where}: damaged header ({error})") from error
 
 
-def _entry(name: str, info: dict[str, Any], rows: list[Any], position: int) -> Entry:
+def _boxes(metadata: dict[str, Any]) -> dict[str, list[Any]]:
+    """Tensor name → offset and global shape of its piece."""
+    if "boxes" in metadata:
+        boxes: dict[str, list[Any]] = json.loads(metadata["boxes"])
+        return boxes
+    rows = json.loads(metadata["rows"])
+    return {name: [[start, *[0] * (len(whole) - 1)] if whole else [], whole] for name, (start, whole) in rows.items()}
+
+
+def _entry(name: str, info: dict[str, Any], box: list[Any], position: int) -> Entry:
     begin, end = info["data_offsets"]
     if type(begin) is not int or type(end) is not int or begin != position or end < begin:
         raise ValueError(f"tensor {name!r} does not follow the one before")
-    start, whole = rows
-    shape, global_shape = _shape(name, info["shape"]), _shape(name, whole)
-    _shape(name, [start])
-    if shape != global_shape and not _is_part(shape, start, global_shape):
+    offset, shape, global_shape = (_shape(name, sizes) for sizes in (box[0], info["shape"], box[1]))
+    if not inside(global_shape, (offset, shape)):
         raise ValueError(f"tensor {name!r} is no part of {list(global_shape)}")
     if end - begin != math.prod(shape) * DTYPE_BYTES[info["dtype"]]:
         raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
-    return Entry(name, info["dtype"], shape, start, global_shape, end - begin)
-
-
-def _is_part(shape: tuple[int, ...], start: int, whole: tuple[int, ...]) -> bool:
-    """Tell whether a piece is some rows of the whole tensor."""
-    return 0 < len(shape) == len(whole) and shape[1:] == whole[1:] and start + shape[0] <= whole[0]
+    return Entry(name, info["dtype"], shape, offset, global_shape, end - begin)
 
 
 def _shape(name: str, sizes: object) -> tuple[int, ...]:

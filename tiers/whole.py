@@ -77,7 +77,7 @@ class StateHash:
         facts = self._facts.get(piece.name)
         if facts is None or (facts.dtype, facts.shape) != (piece.dtype, piece.global_shape):
             raise Unreadable(f"rank {piece.rank}: {piece.name!r} is not the tensor that the manifest speaks of")
-        position = piece.start * facts.row_bytes
+        position = (piece.offset[0] if piece.offset else 0) * facts.row_bytes
         if position != self._done[piece.name]:
             self._early.setdefault(piece.name, {})[position] = bytes(piece.data)
             return

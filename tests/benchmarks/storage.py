@@ -51,8 +51,10 @@ def arguments() -> argparse.Namespace:
 def fill(memory: MemoryDir, mib: int) -> SlotRecord:
     """One rank's slot of `mib` MiB of random bytes, committed."""
     rows = mib * 2**20 // TENSORS // 4 // 1024
-    entries = tuple(Entry(f"model.layer{i}", "F32", (rows, 1024), 0, (rows, 1024), rows * 4096) for i in range(TENSORS))
-    shard = Shard(0, 1, RUN_ID, (*entries, Entry("rng.python", "U8", (8,), 0, (8,), 8)))
+    entries = tuple(
+        Entry(f"model.layer{i}", "F32", (rows, 1024), (0, 0), (rows, 1024), rows * 4096) for i in range(TENSORS)
+    )
+    shard = Shard(0, 1, RUN_ID, (*entries, Entry("rng.python", "U8", (8,), (0,), (8,), 8)))
     slot = Slot(memory.path, 0, 1, 0)
     header, digests = shard.header(), []
     with slot.file.open("wb") as file:
@@ -148,8 +150,8 @@ def many_shards(place: Path, world: int = 10_000) -> tuple[float, float, int]:
     shards = []
     for rank in range(world):
         entries = (
-            *(Entry(f"model.block{t}.weight", "F32", (1, 64), rank, (world, 64), 256) for t in range(4)),
-            Entry("rng.python", "U8", (8,), 0, (8,), 8),
+            *(Entry(f"model.block{t}.weight", "F32", (1, 64), (rank, 0), (world, 64), 256) for t in range(4)),
+            Entry("rng.python", "U8", (8,), (0,), (8,), 8),
         )
         content = digest(str(rank).encode())
         shards.append(ShardFile(shard_name(rank), rank, 8192, content, content, entries, (content,) * len(entries)))

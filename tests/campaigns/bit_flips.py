@@ -43,7 +43,7 @@ class Result:
 def content_of(opened: Opened) -> list[tuple[object, ...]]:
     """Everything a resume takes from a checkpoint, verified. Raises Unreadable."""
     taken: list[tuple[object, ...]] = [
-        (one.rank, one.name, one.dtype, one.shape, one.start, one.global_shape, bytes(one.data))
+        (one.rank, one.name, one.dtype, one.shape, one.offset, one.global_shape, bytes(one.data))
         for one in contents(opened)
     ]
     return [*taken, (opened.world, opened.meta["data"], opened.meta["ties"])]

@@ -35,10 +35,10 @@ from dtrain.tiers.shardfile import ShardReader
 
 def stored(memory: MemoryDir, step: int, attempt: int = 1) -> dict[str, bytes]:
     """Everything in memory of a step, put together from its shards; generators as `rng.x of rank`."""
-    found: dict[str, list[tuple[int, bytes]]] = {}
+    found: dict[str, list[tuple[tuple[int, ...], bytes]]] = {}
     for piece in contents(open_candidate(in_memory(memory, step, attempt))):
         name = piece.name if piece.is_state else f"{piece.name} of {piece.rank}"
-        found.setdefault(name, []).append((piece.start, bytes(piece.data)))
+        found.setdefault(name, []).append((piece.offset, bytes(piece.data)))
         piece.data.release()
     return {name: b"".join(data for _, data in sorted(parts)) for name, parts in found.items()}
 

@@ -266,11 +266,13 @@ HEADER = shard_of(0, 2).header()
 @pytest.mark.parametrize(
     "sizes", [[0.5, 8], [-2, -2], [True, 4], [2**62, 2**62], [10**400, 1.5], ["4"], 4, None, [1] * 1000, [[4]]]
 )
-@pytest.mark.parametrize("key", ["shape", "rows"])
+@pytest.mark.parametrize("key", ["shape", "whole", "offset", "rows", "start"])
 def test_a_header_with_a_shape_that_cannot_be_is_refused(key: str, sizes: object) -> None:
-    rows = [0, sizes if key == "rows" else [4]]
+    boxes = [sizes if key == "offset" else [0], sizes if key == "whole" else [4]]
+    rows = [sizes if key == "start" else 0, sizes if key == "rows" else [4]]
+    kind, box = ("rows", rows) if key in ("rows", "start") else ("boxes", boxes)
     table = {
-        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", "rows": json.dumps({"a": rows})},
+        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", kind: json.dumps({"a": box})},
         "a": {"dtype": "F32", "shape": sizes if key == "shape" else [4], "data_offsets": [0, 16]},
     }
     with pytest.raises(Unreadable):
@@ -304,14 +306,14 @@ def test_a_header_that_claims_ten_million_entries_is_refused_unread(tmp_path: Pa
 @given(data=st.data())
 def test_a_wrong_kind_anywhere_in_a_header_is_refused_or_read_as_it_is(data: st.DataObject) -> None:
     table = json.loads(HEADER[8:])
-    table["__metadata__"]["rows"] = json.loads(table["__metadata__"]["rows"])
+    table["__metadata__"]["boxes"] = json.loads(table["__metadata__"]["boxes"])
     path = data.draw(st.sampled_from([found for found in paths_of(table) if found]))
     inner = table
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = data.draw(ODD)
-    if isinstance(table["__metadata__"], dict) and path[:2] != ("__metadata__", "rows"):
-        table["__metadata__"]["rows"] = json.dumps(table["__metadata__"].get("rows"))
+    if isinstance(table["__metadata__"], dict) and path[:2] != ("__metadata__", "boxes"):
+        table["__metadata__"]["boxes"] = json.dumps(table["__metadata__"].get("boxes"))
     with contextlib.suppress(Unreadable):
         parse_header(json.dumps(table).encode(), "x")
 

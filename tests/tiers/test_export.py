@@ -225,7 +225,7 @@ def test_what_a_killed_export_left_is_used_again_and_a_live_one_refuses(place: P
 
 
 def piece(start: int, rows: int, data: bytes) -> Content:
-    return Content(0, "model.a", "U8", (rows, 2), start, (6, 2), True, memoryview(data))
+    return Content(0, "model.a", "U8", (rows, 2), (start, 0), (6, 2), True, memoryview(data))
 
 
 def test_the_state_digest_does_not_depend_on_the_order_of_the_pieces() -> None:
@@ -245,7 +245,7 @@ def test_a_tensor_with_a_piece_missing_has_no_digest() -> None:
     with pytest.raises(Unreadable, match="0 of 12 bytes"):
         state.hexdigest()
     with pytest.raises(Unreadable, match="not the tensor"):
-        state.add(Content(0, "model.a", "I8", (6, 2), 0, (6, 2), True, memoryview(bytes(12))))
+        state.add(Content(0, "model.a", "I8", (6, 2), (0, 0), (6, 2), True, memoryview(bytes(12))))
 
 
 def test_facts_are_the_same_from_the_manifest_and_from_the_headers(place: Place) -> None:
