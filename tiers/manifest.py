@@ -13,7 +13,7 @@ from .boxes import tile
 from .digest import digest
 from .jsonfile import Unreadable, dumps
 from .layout import MANIFEST, Version, check_name, shard_name
-from .shardfile import Entry
+from .shardfile import RNG_PREFIX, Entry
 
 FORMAT = "dtrain-checkpoint-1"
 MAX_BYTES = 256 * 2**20
@@ -219,13 +219,17 @@ def _check_file(body: dict[str, Any], rank: int) -> None:
     _count(info["bytes"], f"the bytes of {name}")
     _check_digest(info["digest"], name)
     _check_digest(info["header_digest"], name)
-    if rng["file"] not in body["files"]:
-        raise ValueError(f"the random state of rank {rank} lies in {rng['file']!r}, which is none of the files")
+    if rng["file"] != name:
+        raise ValueError(f"the random state of rank {rank} lies in {rng['file']!r}, not in {name}")
     for tensor, content in rng["tensors"].items():
+        if not tensor.startswith(RNG_PREFIX):
+            raise ValueError(f"{tensor!r} is no random state")
         _check_digest(content, tensor)
 
 
 def _check_tensor(name: str, info: dict[str, Any], files: dict[str, Any]) -> None:
+    if name.startswith(RNG_PREFIX):
+        raise ValueError(f"{name!r} is the name of a random state")
     _shape(info["shape"], name)
     if info["dtype"] not in DTYPE_BYTES:
         raise ValueError(f"{str(info['dtype'])[:40]!r} is no dtype that this dtrain reads ({name!r})")

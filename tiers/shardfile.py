@@ -9,6 +9,7 @@ Files that were written before tensors could be cut in any dimension have `rows`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -40,6 +41,17 @@ class Entry:
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def begin(self) -> int:
+        """First byte in the row-major bytes of the whole tensor; those of a piece of whole rows follow it."""
+        row_bytes = math.prod(self.global_shape[1:]) * DTYPE_BYTES[self.dtype]
+        return self.offset[0] * row_bytes if self.offset else 0
+
+    @property
+    def is_rows(self) -> bool:
+        """Tell whether it is whole rows of the tensor."""
+        return self.shape[1:] == self.global_shape[1:]
 
     @property
     def is_state(self) -> bool:
@@ -133,6 +145,20 @@ def _shape(name: str, sizes: object) -> tuple[int, ...]:
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
         raise ValueError(f"tensor {name!r} has sizes that are none")
     return tuple(sizes)
+
+
+@contextlib.contextmanager
+def mapped(path: Path, begin: int, nbytes: int) -> Iterator[memoryview]:
+    """Map `nbytes` of a file, one at least, from byte `begin` on. Raises Unreadable when they are not there."""
+    page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    try:
+        descriptor = open_plain(path)
+        with os.fdopen(descriptor, "rb"):
+            window = mmap.mmap(descriptor, begin - page + nbytes, access=mmap.ACCESS_READ, offset=page)
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{path}: {error}") from error
+    with window, memoryview(window) as view, view[begin - page :] as data:
+        yield data
 
 
 class ShardReader:

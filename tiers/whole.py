@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
@@ -11,10 +11,12 @@ from typing import cast
 import xxhash
 
 from ..specs.dtypes import DTYPE_BYTES
+from .boxes import Box, tile
 from .digest import state_digest
 from .jsonfile import Unreadable
-from .recovery import Content, Opened, contents, entries_of
+from .recovery import Opened
 from .store import Progress
+from .stretches import Stretch, stretches
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,94 +28,50 @@ class Facts:
     pieces: int
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one index of dimension 0."""
-        return math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def facts_of(opened: Opened) -> dict[str, Facts]:
-    """Every tensor of the state by name: from the manifest, or in memory from the headers. Raises Unreadable."""
-    found: dict[str, Facts] = {}
-    for name, dtype, shape, pieces in _described(opened):
-        if dtype not in DTYPE_BYTES:
-            raise Unreadable(f"{opened.candidate.folder}: {name!r} has the unknown dtype {dtype!r}")
-        before = found[name].pieces if name in found else 0
-        found[name] = Facts(dtype, shape, before + pieces)
-    return found
-
-
-def _described(opened: Opened) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-    described = opened.meta.get("tensors")
-    if described is None:
-        for entry in entries_of(opened):
+    """Every tensor of the state by name. Raises Unreadable when its pieces do not make it up exactly."""
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    boxes: dict[str, list[Box]] = {}
+    for source in opened.sources:
+        for entry in source.entries:
             if entry.is_state:
-                yield entry.name, entry.dtype, entry.global_shape, 1
-        return
-    for name, info in described.items():
-        yield name, info["dtype"], tuple(map(int, info["shape"])), len(info["pieces"])
+                kind = (entry.dtype, entry.global_shape)
+                if kinds.setdefault(entry.name, kind) != kind:
+                    raise Unreadable(f"{source.where}: {entry.name!r} is another tensor in another file")
+                boxes.setdefault(entry.name, []).append((entry.offset, entry.shape))
+    for name, (_, shape) in kinds.items():
+        if why := _flaw(shape, boxes[name]):
+            raise Unreadable(f"{opened.candidate.folder}: {name!r}: {why}")
+    return {name: Facts(*kinds[name], len(boxes[name])) for name in sorted(kinds)}
 
 
-class StateHash:
-    """The state digest of a checkpoint, fed with its verified pieces.
-
-    Ranks hold rows in the order of their numbers, so a piece mostly follows the one before and is hashed at once;
-    one that comes too early waits as a copy.
-    """
-
-    def __init__(self, facts: Mapping[str, Facts]) -> None:
-        """Begin; `facts` are all tensors of the state."""
-        self._facts = facts
-        self._hashers = {name: xxhash.xxh3_128() for name in facts}
-        self._done = dict.fromkeys(facts, 0)
-        self._early: dict[str, dict[int, bytes]] = {}
-
-    def add(self, piece: Content) -> None:
-        """Take the next piece, in any order; raises Unreadable when it is none of the tensors that were announced."""
-        facts = self._facts.get(piece.name)
-        if facts is None or (facts.dtype, facts.shape) != (piece.dtype, piece.global_shape):
-            raise Unreadable(f"rank {piece.rank}: {piece.name!r} is not the tensor that the manifest speaks of")
-        position = (piece.offset[0] if piece.offset else 0) * facts.row_bytes
-        if position != self._done[piece.name]:
-            self._early.setdefault(piece.name, {})[position] = bytes(piece.data)
-            return
-        self._take(piece.name, piece.data)
-        early = self._early.get(piece.name, {})
-        while early and (data := early.pop(self._done[piece.name], None)) is not None:
-            self._take(piece.name, data)
-
-    def _take(self, name: str, data: bytes | memoryview) -> None:
-        self._hashers[name].update(data)
-        self._done[name] += len(data)
-
-    def hexdigest(self) -> str:
-        """The state digest; raises Unreadable when a tensor is not complete."""
-        for name, facts in self._facts.items():
-            if self._done[name] != facts.nbytes:
-                raise Unreadable(f"{name!r}: its pieces make up {self._done[name]} of {facts.nbytes} bytes")
-        return state_digest(
-            (name, facts.dtype, facts.shape, self._hashers[name].hexdigest()) for name, facts in self._facts.items()
-        )
+def _flaw(shape: tuple[int, ...], boxes: list[Box]) -> str | None:
+    try:
+        return None if tile(shape, boxes) else "its pieces do not make up the tensor"
+    except ValueError as error:
+        return str(error)
 
 
 def read_whole(
     opened: Opened,
     facts: Mapping[str, Facts],
     told: Progress | None = None,
-    take: Callable[[Content], None] | None = None,
+    take: Callable[[Stretch], None] | None = None,
 ) -> str:
-    """Read every byte, verified; `take` gets each piece of the state. Returns the state digest. Raises Unreadable."""
-    state = StateHash(facts)
-    with closing(cast("Generator[Content, None, None]", contents(opened))) as pieces:  # whatever `take` raises
-        for piece in pieces:
-            if piece.is_state:
-                state.add(piece)
-                if take is not None:
-                    take(piece)
-            if told is not None:
-                told(len(piece.data))
-    return state.hexdigest()
+    """Read every byte, verified; `take` gets the state, each tensor from first to last byte. Returns the state digest.
+
+    `facts` are those of `facts_of`. Raises Unreadable.
+    """
+    hashers = {name: xxhash.xxh3_128() for name in facts}
+    found = stretches(opened, told or (lambda _: None))
+    with closing(cast("Generator[Stretch, None, None]", found)):  # whatever `take` raises
+        for stretch in found:
+            hashers[stretch.name].update(stretch.data)
+            if take is not None:
+                take(stretch)
+    return state_digest((name, info.dtype, info.shape, hashers[name].hexdigest()) for name, info in facts.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,18 +53,32 @@ def cut_out(whole: bytes, entry: Entry) -> bytes:
 
 def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt: int = 1, drain: bool = False) -> Slot:
     """Fill and commit one slot."""
-    shard, target = shard_of(rank, world), Slot(memory.path, rank, world, slot)
-    infos = {info.name: info for info in TENSORS}
+    return fill(memory, shard_of(rank, world), {info.name: info for info in TENSORS}, slot, step, attempt, drain)
+
+
+def fill(
+    memory: MemoryDir,
+    shard: Shard,
+    infos: Mapping[str, TensorInfo],
+    slot: int,
+    step: int,
+    attempt: int = 1,
+    drain: bool = False,
+) -> Slot:
+    """Fill and commit one slot with the pieces of a shard."""
+    target = Slot(memory.path, shard.rank, shard.world, slot)
     data = bytearray()
     digests = []
     for entry in shard.entries:
-        whole = value_of(infos[entry.name], step) if entry.is_state else bytes([rank] * 9)
-        piece = cut_out(whole, entry)
+        state = entry.is_state
+        piece = cut_out(value_of(infos[entry.name], step), entry) if state else bytes([shard.rank] * entry.nbytes)
         data += piece
         digests.append(digest(piece))
     target.file.write_bytes(shard.header() + data)
-    meta = {"data": {"samples": step * 8}, "ties": {}} if rank == 0 else {}
-    record = SlotRecord(RUN_ID, step, attempt, rank, world, slot, digest(shard.header()), tuple(digests), meta)
+    meta = {"data": {"samples": step * 8}, "ties": {}} if shard.rank == 0 else {}
+    record = SlotRecord(
+        RUN_ID, step, attempt, shard.rank, shard.world, slot, digest(shard.header()), tuple(digests), meta
+    )
     target.commit(record, drain=drain)
     return target
 

@@ -218,7 +218,9 @@ def test_a_wrong_kind_in_a_manifest_that_passes_ends_no_resume(
         (("tensors", "model.a", "pieces", 0, "digest"), 7),
         (("tensors", "model.a", "pieces", 0, "offset"), [0.0, 0]), (("data", "samples"), -1),
         (("data", "samples"), False),
-        (("data",), None), (("format",), "dtrain-checkpoint-2"), (("run_id",), {}),
+        (("tensors", "model.a", "dtype"), "F3"), (("tensors", "rng.a"), {}), (("rng", "1", "file"), RANK),
+        (("rng", "0", "tensors", "model.x"), "0" * 32), (("data",), None),
+        (("format",), "dtrain-checkpoint-2"), (("run_id",), {}),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_refused(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
