@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..specs.codes import Code
+from ..specs.models import Strategy
 from ..tiers.layout import shard_name
 from ..tiers.recovery import Opened
 from ..tiers.whole import Facts, facts_of, read_whole
@@ -55,7 +56,7 @@ def _describe(held: Held, opened: Opened, spec: Mapping[str, Any] | None) -> dic
         **opened.candidate.to_json(),
         "path": opened.candidate.folder,
         "world": opened.world,
-        "mesh": meta.get("mesh"),
+        "mesh": _mesh(meta.get("mesh")),
         "bytes": opened.nbytes,
         "parameters": sum(math.prod(info.shape) for info in weights),
         "state_digest": _state_digest(held, opened, facts),
@@ -67,6 +68,14 @@ def _describe(held: Held, opened: Opened, spec: Mapping[str, Any] | None) -> dic
         "tensors": {name: _tensor(info) for name, info in facts.items()},
         "spec_changes": None if changed is None else [change.to_json() for change in changed],
     }
+
+
+def _mesh(mesh: Any) -> Any:
+    """Degrees in the order of the spec: a manifest sorts its keys. None in checkpoints that say nothing of it."""
+    if not isinstance(mesh, dict):
+        return mesh
+    known = list(Strategy.model_fields)
+    return dict(sorted(mesh.items(), key=lambda item: known.index(item[0]) if item[0] in known else len(known)))
 
 
 def _tensor(info: Facts) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..tiers.jsonfile import Unreadable
 from ..tiers.recovery import Opened, Source, contents
 from ..tiers.store import Progress
 from ..tiers.tier import Rejected
+from ..tiers.whole import facts_of
 from .output import document, progress, say, talk
 from .refusal import guarded
 from .stored import Held, is_unreachable, nothing, pick
@@ -89,8 +90,9 @@ def _unread(bad: Rejected, state: str) -> dict[str, Any]:
 def check(opened: Opened, told: Progress) -> None:
     """Each file as a whole past the page cache, then its header and entries; raises Unreadable at the first fault.
 
-    A remote file is fetched once for both.
+    A remote file is fetched once for both. Before all that, the pieces must make up the tensors.
     """
+    facts_of(opened)
     wanted = [info["digest"] for info in opened.meta.get("files", {}).values()]  # in memory a file has none
     for index, source in enumerate(opened.sources):
         with contextlib.ExitStack() as stack:

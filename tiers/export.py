@@ -1,8 +1,8 @@
 """Weights as a Hugging Face folder: `model.safetensors`, or shards with an index, beside a note of where they are from.
 
-Headers are written first, then the shards of the checkpoint are read one after the other and each piece goes to its
-place, so that one piece is mapped at a time, whatever the size of the model. All of it happens in a folder beside the
-target, which gets its name when everything is there and durable.
+Headers are written first, then the state is read stretch by stretch and each goes to its place, so that one piece is
+mapped at a time, or the pieces of one tensor put together, whatever the size of the model. All of it happens in a
+folder beside the target, which gets its name when everything is there and durable.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from ..specs.dtypes import DTYPE_BYTES
 from . import faults, files
 from .jsonfile import Unreadable
 from .lock import FolderLock
-from .recovery import Content, Opened
+from .recovery import Opened
 from .store import Progress
-from .whole import Facts, facts_of, read_whole, runs
+from .stretches import Stretch
+from .whole import Facts, facts_of, read_whole
 
 PREFIX = "model."
 SINGLE = "model.safetensors"
@@ -149,10 +150,10 @@ def _write(
             os.ftruncate(descriptor, file.nbytes)
         places |= {PREFIX + tensor: (path, position) for tensor, position in file.positions.items()}
 
-    def take(piece: Content) -> None:
-        if piece.name in places:
-            path, position = places[piece.name]
-            _put(path, position, piece)
+    def take(stretch: Stretch) -> None:
+        if stretch.name in places:
+            path, position = places[stretch.name]
+            _put(path, position + stretch.begin, stretch.data)
 
     digest = read_whole(opened, facts, told, take)
     for file in planned:
@@ -161,15 +162,14 @@ def _write(
     return digest
 
 
-def _put(path: Path, position: int, piece: Content) -> None:
-    """Write one piece of the tensor at `position`; every view is released, so that its file can be unmapped."""
+def _put(path: Path, position: int, data: memoryview) -> None:
+    """Write one stretch; every view is released, so that its file can be unmapped even when this fails."""
     with _opened(path) as descriptor:
-        for there, begin, end in runs(piece):
-            done = begin
-            while done < end:
-                with piece.data[done : min(end, done + CHUNK)] as chunk:
-                    faults.operation("disk.write", path, len(chunk))
-                    done += os.pwrite(descriptor, chunk, position + there + done - begin)
+        done = 0
+        while done < len(data):
+            with data[done : done + CHUNK] as chunk:
+                faults.operation("disk.write", path, len(chunk))
+                done += os.pwrite(descriptor, chunk, position + done)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..specs.dtypes import DTYPE_BYTES
+from .boxes import tile
 from .digest import digest
 from .jsonfile import Unreadable, dumps
 from .layout import MANIFEST, Version, check_name, shard_name
-from .shardfile import Entry
-from .tiling import tiles
+from .shardfile import RNG_PREFIX, Entry
 
 FORMAT = "dtrain-checkpoint-1"
 MAX_BYTES = 256 * 2**20
@@ -101,7 +102,10 @@ class Manifest:
 
 
 def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shards: Sequence[ShardFile]) -> Manifest:
-    """Put a manifest together from the description of every rank's file; raises Unreadable when one is missing."""
+    """Put a manifest together from the description of every rank's file; raises Unreadable when one is missing.
+
+    Raises Unreadable as well when the pieces of a tensor are not exactly the whole of it.
+    """
     if sorted(shard.rank for shard in shards) != list(range(world)):
         raise Unreadable(f"{version}: shards of {len(shards)} ranks, should be {world}")
     files: dict[str, Any] = {}
@@ -115,6 +119,11 @@ def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shard
             else:
                 where = rng.setdefault(str(shard.rank), {"file": shard.name, "tensors": {}})
                 where["tensors"][entry.name] = entry_digest
+    try:
+        for name, info in tensors.items():
+            _check_pieces(name, info)
+    except ValueError as error:
+        raise Unreadable(f"{version}: {error}") from error
     body = {
         "format": FORMAT,
         "run_id": run_id,
@@ -131,7 +140,10 @@ def build(version: Version, world: int, run_id: str, meta: dict[str, Any], shard
 
 def _add_piece(tensors: dict[str, Any], file: str, entry: Entry, content: str) -> None:
     info = tensors.setdefault(entry.name, {"dtype": entry.dtype, "shape": list(entry.global_shape), "pieces": []})
-    info["pieces"].append({"file": file, "offset": list(entry.offset), "shape": list(entry.shape), "digest": content})
+    if (info["dtype"], info["shape"]) != (entry.dtype, list(entry.global_shape)):
+        raise Unreadable(f"{file}: {entry.name!r} is {entry.dtype} {list(entry.global_shape)}, elsewhere another")
+    piece = {"file": file, "offset": list(entry.offset), "shape": list(entry.shape), "digest": content}
+    info["pieces"].append(piece)
 
 
 _HEAD = b'{"digest":"'
@@ -207,22 +219,39 @@ def _check_file(body: dict[str, Any], rank: int) -> None:
     _count(info["bytes"], f"the bytes of {name}")
     _check_digest(info["digest"], name)
     _check_digest(info["header_digest"], name)
-    if rng["file"] not in body["files"]:
-        raise ValueError(f"the random state of rank {rank} lies in {rng['file']!r}, which is none of the files")
+    if rng["file"] != name:
+        raise ValueError(f"the random state of rank {rank} lies in {rng['file']!r}, not in {name}")
     for tensor, content in rng["tensors"].items():
+        if not tensor.startswith(RNG_PREFIX):
+            raise ValueError(f"{tensor!r} is no random state")
         _check_digest(content, tensor)
 
 
 def _check_tensor(name: str, info: dict[str, Any], files: dict[str, Any]) -> None:
-    shape = _shape(info["shape"], name)
-    _text(info["dtype"], name)
-    pieces = []
+    if name.startswith(RNG_PREFIX):
+        raise ValueError(f"{name!r} is the name of a random state")
+    _shape(info["shape"], name)
+    if info["dtype"] not in DTYPE_BYTES:
+        raise ValueError(f"{str(info['dtype'])[:40]!r} is no dtype that this dtrain reads ({name!r})")
     for piece in info["pieces"]:
         _check_digest(piece["digest"], name)
         if piece["file"] not in files:
             raise ValueError(f"a piece of {name!r} lies in {piece['file']!r}, which is none of the files")
-        pieces.append((_shape(piece["offset"], name), _shape(piece["shape"], name)))
-    if not tiles(shape, pieces):
+        _shape(piece["offset"], name)
+        _shape(piece["shape"], name)
+    _check_pieces(name, info)
+
+
+def _check_pieces(name: str, info: dict[str, Any]) -> None:
+    """Hold the boxes, whose types are right, against the tensor; raises ValueError."""
+    pieces = info["pieces"]
+    if len({piece["file"] for piece in pieces}) != len(pieces):
+        raise ValueError(f"two pieces of {name!r} lie in one file")
+    try:
+        whole = tile(info["shape"], [(piece["offset"], piece["shape"]) for piece in pieces])
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from error
+    if not whole:
         raise ValueError(f"the pieces of {name!r} do not make up the tensor")
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..specs.dtypes import DTYPE_BYTES
 from .digest import digest
 from .jsonfile import Unreadable
 from .layout import Version, shard_name
 from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
-from .shardfile import Entry, ShardReader
+from .shardfile import Entry, Shard, ShardReader
 from .store import Place, place_from_json
 from .tier import Checkpoint, Rejected, Tier, open_tier
 
@@ -95,16 +97,17 @@ def candidate_of(checkpoint: Checkpoint) -> Candidate:
 
 @dataclass(frozen=True)
 class Source:
-    """One shard file with the digests its content must have; `open` gives a file of this machine."""
+    """One rank's shard file, and what must lie in it; `open` gives a file of this machine."""
 
-    rank: int
     open: Callable[[], AbstractContextManager[Path]]
     where: str
+    rank: int
     nbytes: int
     header_digest: str
-    digests: dict[str, str]
-    entries: tuple[Entry, ...] | None = None
-    """What lies in it, where that is known without opening it."""
+    entries: tuple[Entry, ...]
+    """In any order. A manifest says nothing of a random state's size: it is one of no bytes here."""
+    digests: Mapping[str, str]
+    """Name of each entry → digest of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,15 @@ def _open_memory(candidate: Candidate, memory: MemoryDir, records: list[SlotReco
     for record in records:
         path = memory.file_of(record)
         with ShardReader(path) as reader:
-            names = [entry.name for entry in reader.shard.entries]
-            nbytes = reader.data_start + reader.shard.data_bytes
-        if len(names) != len(record.digests):
+            shard, nbytes = reader.shard, reader.data_start + reader.shard.data_bytes
+            if reader.header_digest != record.header_digest:
+                raise Unreadable(f"{path}: the header does not match its digest")
+        if len(shard.entries) != len(record.digests):
             raise Unreadable(f"{path}: the commit record speaks of other tensors")
-        digests = dict(zip(names, record.digests, strict=True))
-        sources.append(Source(record.rank, _as_it_is(path), str(path), nbytes, record.header_digest, digests))
+        digests = {entry.name: content for entry, content in zip(shard.entries, record.digests, strict=True)}
+        sources.append(
+            Source(_as_it_is(path), str(path), record.rank, nbytes, record.header_digest, shard.entries, digests)
+        )
     return Opened(candidate, tuple(sources), records[0].meta, records[0].world)
 
 
@@ -158,48 +164,34 @@ def _as_it_is(path: Path) -> Callable[[], AbstractContextManager[Path]]:
 def open_checkpoint(candidate: Candidate, checkpoint: Checkpoint) -> Opened:
     """Describe a checkpoint of a slower tier."""
     manifest, store = checkpoint.manifest, checkpoint.tier.store
-    digests, entries = _digests_by_file(manifest), _entries_by_file(manifest)
-    ranks = {shard_name(rank): rank for rank in range(manifest.body["world"])}
+    stored = _stored(manifest)
 
     def opener(name: str) -> Callable[[], AbstractContextManager[Path]]:
         return lambda: store.local(checkpoint.folder, name)
 
-    sources = tuple(
-        Source(
-            ranks[name],
-            opener(name),
-            f"{checkpoint.where}/{name}",
-            info["bytes"],
-            info["header_digest"],
-            digests[name],
-            tuple(entries[name]),
-        )
-        for name, info in manifest.files.items()
-    )
-    return Opened(candidate, sources, manifest.body, manifest.body["world"])
+    def source(rank: int, name: str) -> Source:
+        info, held = manifest.files[name], stored[name]
+        entries = tuple(entry for entry, _ in held)
+        digests = {entry.name: content for entry, content in held}
+        where = f"{checkpoint.where}/{name}"
+        return Source(opener(name), where, rank, info["bytes"], info["header_digest"], entries, digests)
+
+    world = manifest.body["world"]
+    return Opened(candidate, tuple(source(rank, shard_name(rank)) for rank in range(world)), manifest.body, world)
 
 
-def _digests_by_file(manifest: Manifest) -> dict[str, dict[str, str]]:
-    digests: dict[str, dict[str, str]] = {name: {} for name in manifest.files}
+def _stored(manifest: Manifest) -> dict[str, list[tuple[Entry, str]]]:
+    """File name → what lies in it, with its digest."""
+    stored: dict[str, list[tuple[Entry, str]]] = {name: [] for name in manifest.files}
     for name, info in manifest.tensors.items():
+        dtype, whole = info["dtype"], tuple(info["shape"])
         for piece in info["pieces"]:
-            digests[piece["file"]][name] = piece["digest"]
+            shape = tuple(piece["shape"])
+            entry = Entry(name, dtype, shape, tuple(piece["offset"]), whole, math.prod(shape) * DTYPE_BYTES[dtype])
+            stored[piece["file"]].append((entry, piece["digest"]))
     for info in manifest.body["rng"].values():
-        digests[info["file"]].update(info["tensors"])
-    return digests
-
-
-def _entries_by_file(manifest: Manifest) -> dict[str, list[Entry]]:
-    """What the manifest says of each file; the bytes of an entry are left out."""
-    entries: dict[str, list[Entry]] = {name: [] for name in manifest.files}
-    for name, info in manifest.tensors.items():
-        whole = tuple(info["shape"])
-        for piece in info["pieces"]:
-            box = Entry(name, info["dtype"], tuple(piece["shape"]), tuple(piece["offset"]), whole, 0)
-            entries[piece["file"]].append(box)
-    for info in manifest.body["rng"].values():
-        entries[info["file"]] += [Entry(name, "U8", (0,), (0,), (0,), 0) for name in info["tensors"]]
-    return entries
+        stored[info["file"]] += [(Entry(name, "U8", (0,), (0,), (0,), 0), one) for name, one in info["tensors"].items()]
+    return stored
 
 
 @dataclass(frozen=True)
@@ -217,56 +209,76 @@ class Content:
 
 
 Wanted = Callable[[Entry, int], bool]
-"""Whether an entry in the file of a rank is to be read."""
+"""Tells whether an entry that a rank (the number) has stored is to be read."""
 
 
 def contents(opened: Opened, wanted: Wanted | None = None) -> Iterator[Content]:
-    """Read every entry of every shard, or those that are wanted, verified; raises Unreadable at the first bad digest.
+    """Read every entry that is `wanted` (all without it) of every shard, verified.
 
-    A file of which nothing is wanted is not opened, nor fetched, where the manifest tells what lies in it.
+    A file with none of them is neither opened nor fetched. Raises Unreadable at the first entry whose digest is not
+    right, and at a header that is not what it was or does not agree with the manifest.
     """
     for source in opened.sources:
-        if wanted is not None and not _has_any(source, wanted):
+        if wanted is not None and not any(wanted(entry, source.rank) for entry in source.entries):
             continue
-        with _reading(source) as reader:
-            if reader.header_digest != source.header_digest:
-                raise Unreadable(f"{source.where}: the header does not match its digest")
+        with local(source) as path, checked(source, path) as reader:
             offsets = reader.shard.offsets()
             for index, entry in enumerate(reader.shard.entries):
-                if wanted is not None and not wanted(entry, reader.shard.rank):
-                    continue
-                with reader.data(index, offsets) as data:
-                    if digest(data) != source.digests.get(entry.name):
-                        raise Unreadable(f"{source.where}: {entry.name} does not match its digest")
-                    yield Content(
-                        reader.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
-                        entry.is_state, data,
-                    )  # fmt: skip
+                if wanted is None or wanted(entry, source.rank):
+                    with verified(source, reader, index, offsets) as data:
+                        yield Content(
+                            source.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
+                            entry.is_state, data,
+                        )  # fmt: skip
 
 
-def _has_any(source: Source, wanted: Wanted) -> bool:
-    return source.entries is None or any(wanted(entry, source.rank) for entry in source.entries)
+def verified(source: Source, reader: ShardReader, index: int, offsets: Sequence[int]) -> memoryview:
+    """The bytes of an entry, to be released before the file is closed; raises Unreadable when they are not right."""
+    data, name = reader.data(index, offsets), reader.shard.entries[index].name
+    if digest(data) != source.digests[name]:
+        data.release()
+        raise Unreadable(f"{source.where}: {name} does not match its digest")
+    return data
 
 
 @contextlib.contextmanager
-def _reading(source: Source) -> Iterator[ShardReader]:
-    """Open a shard; a store that fails now is a shard that cannot be read."""
+def local(source: Source) -> Iterator[Path]:
+    """Have a shard at hand as a file; a store that fails now is a shard that cannot be read. Raises Unreadable."""
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(source.open())
         except OSError as error:
             raise Unreadable(f"{source.where}: {error.strerror or error}") from error
-        yield stack.enter_context(ShardReader(path))
+        yield path
+
+
+def checked(source: Source, path: Path) -> ShardReader:
+    """Open a shard that is at hand; raises Unreadable when its header is not what is known of it."""
+    reader = ShardReader(path)
+    try:
+        if reader.header_digest != source.header_digest:
+            raise Unreadable(f"{source.where}: the header does not match its digest")
+        _check_same(source, reader.shard)
+    except Unreadable:
+        reader.close()
+        raise
+    return reader
+
+
+def _check_same(source: Source, shard: Shard) -> None:
+    """What the header says lies in the file is what is known of it from elsewhere."""
+    if shard.rank != source.rank:
+        raise Unreadable(f"{source.where}: it is the shard of rank {shard.rank}")
+    known = {entry.name: entry for entry in source.entries}
+    for entry in shard.entries:
+        wanted = known.pop(entry.name, None)
+        if wanted is None or (entry.is_state and entry != wanted):
+            raise Unreadable(f"{source.where}: {entry.name!r} is not the piece that the manifest speaks of")
+    if known:
+        raise Unreadable(f"{source.where}: {min(known)!r} is missing in it")
 
 
 def verify(opened: Opened) -> None:
     """Read and check every byte; raises Unreadable."""
     for content in contents(opened):
         content.data.release()
-
-
-def entries_of(opened: Opened) -> Iterator[Entry]:
-    """What lies in the shards, from their headers alone."""
-    for source in opened.sources:
-        with _reading(source) as reader:
-            yield from reader.shard.entries

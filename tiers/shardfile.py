@@ -1,13 +1,15 @@
 """A shard as a safetensors file whose data begins on a page, so that it can be copied and mapped as it is.
 
 Layout: 8 bytes length, JSON header padded with blanks up to a page, then the tensors without gaps. The header's
-`__metadata__` carries what safetensors has no place for: rank, world, and per piece where it begins in the tensor and
-the tensor's global shape. A piece is a box: some rows of a tensor, or some rows of a part of its columns. The header
-of a run's shard is the same for every step.
+`__metadata__` carries what safetensors has no place for: rank, world, and in `boxes` per piece its offset in the
+tensor, one number per dimension, and the tensor's global shape. The header of a run's shard is the same for every step.
+
+Files that were written before tensors could be cut in any dimension have `rows` there, with the first row only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..specs.dtypes import DTYPE_BYTES
+from .boxes import inside
 from .digest import digest
 from .files import open_plain
 from .jsonfile import Unreadable
@@ -30,7 +33,7 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored piece: the box `shape` from `offset` on of a tensor of shape `global_shape`, its bytes row by row."""
+    """One stored piece: the box of `shape` from `offset` on of a tensor of shape `global_shape`, row-major."""
 
     name: str
     dtype: str
@@ -38,6 +41,17 @@ class Entry:
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def begin(self) -> int:
+        """First byte in the row-major bytes of the whole tensor; those of a piece of whole rows follow it."""
+        row_bytes = math.prod(self.global_shape[1:]) * DTYPE_BYTES[self.dtype]
+        return self.offset[0] * row_bytes if self.offset else 0
+
+    @property
+    def is_rows(self) -> bool:
+        """Tell whether it is whole rows of the tensor."""
+        return self.shape[1:] == self.global_shape[1:]
 
     @property
     def is_state(self) -> bool:
@@ -104,32 +118,25 @@ def parse_header(text: bytes, where: str) -> Shard:
         raise Unreadable(f"{where}: damaged header ({error})") from error
 
 
-def _boxes(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Offset and global shape of each piece; the first files of this format had rows of whole tensors only."""
+def _boxes(metadata: dict[str, Any]) -> dict[str, list[Any]]:
+    """Tensor name → offset and global shape of its piece."""
     if "boxes" in metadata:
-        found: dict[str, Any] = json.loads(metadata["boxes"])
-        return found
+        boxes: dict[str, list[Any]] = json.loads(metadata["boxes"])
+        return boxes
     rows = json.loads(metadata["rows"])
-    return {name: [[start, *([0] * (len(whole) - 1))][: len(whole)], whole] for name, (start, whole) in rows.items()}
+    return {name: [[start, *[0] * (len(whole) - 1)] if whole else [], whole] for name, (start, whole) in rows.items()}
 
 
 def _entry(name: str, info: dict[str, Any], box: list[Any], position: int) -> Entry:
     begin, end = info["data_offsets"]
     if type(begin) is not int or type(end) is not int or begin != position or end < begin:
         raise ValueError(f"tensor {name!r} does not follow the one before")
-    shape, offset, global_shape = (_shape(name, sizes) for sizes in (info["shape"], *box))
-    if not _is_part(shape, offset, global_shape):
+    offset, shape, global_shape = (_shape(name, sizes) for sizes in (box[0], info["shape"], box[1]))
+    if not inside(global_shape, (offset, shape)):
         raise ValueError(f"tensor {name!r} is no part of {list(global_shape)}")
     if end - begin != math.prod(shape) * DTYPE_BYTES[info["dtype"]]:
         raise ValueError(f"tensor {name!r} has {end - begin} bytes for shape {info['shape']}")
     return Entry(name, info["dtype"], shape, offset, global_shape, end - begin)
-
-
-def _is_part(shape: tuple[int, ...], offset: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Tell whether a box lies in the whole tensor."""
-    return len(shape) == len(offset) == len(whole) and all(
-        begin + size <= limit for begin, size, limit in zip(offset, shape, whole, strict=True)
-    )
 
 
 def _shape(name: str, sizes: object) -> tuple[int, ...]:
@@ -138,6 +145,20 @@ def _shape(name: str, sizes: object) -> tuple[int, ...]:
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
         raise ValueError(f"tensor {name!r} has sizes that are none")
     return tuple(sizes)
+
+
+@contextlib.contextmanager
+def mapped(path: Path, begin: int, nbytes: int) -> Iterator[memoryview]:
+    """Map `nbytes` of a file, one at least, from byte `begin` on. Raises Unreadable when they are not there."""
+    page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    try:
+        descriptor = open_plain(path)
+        with os.fdopen(descriptor, "rb"):
+            window = mmap.mmap(descriptor, begin - page + nbytes, access=mmap.ACCESS_READ, offset=page)
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{path}: {error}") from error
+    with window, memoryview(window) as view, view[begin - page :] as data:
+        yield data
 
 
 class ShardReader:

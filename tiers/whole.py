@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from ..specs.dtypes import DTYPE_BYTES
+from .boxes import Box, tile
 from .digest import state_digest
 from .jsonfile import Unreadable
-from .recovery import Content, Opened, contents, entries_of
+from .recovery import Opened
 from .store import Progress
+from .stretches import Stretch, stretches
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,129 +28,50 @@ class Facts:
     pieces: int
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one index of dimension 0."""
-        return math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def facts_of(opened: Opened) -> dict[str, Facts]:
-    """Every tensor of the state by name: from the manifest, or in memory from the headers. Raises Unreadable."""
-    found: dict[str, Facts] = {}
-    for name, dtype, shape, pieces in _described(opened):
-        if dtype not in DTYPE_BYTES:
-            raise Unreadable(f"{opened.candidate.folder}: {name!r} has the unknown dtype {dtype!r}")
-        before = found[name].pieces if name in found else 0
-        found[name] = Facts(dtype, shape, before + pieces)
-    return found
-
-
-def _described(opened: Opened) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-    described = opened.meta.get("tensors")
-    if described is None:
-        for entry in entries_of(opened):
+    """Every tensor of the state by name. Raises Unreadable when its pieces do not make it up exactly."""
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    boxes: dict[str, list[Box]] = {}
+    for source in opened.sources:
+        for entry in source.entries:
             if entry.is_state:
-                yield entry.name, entry.dtype, entry.global_shape, 1
-        return
-    for name, info in described.items():
-        yield name, info["dtype"], tuple(map(int, info["shape"])), len(info["pieces"])
+                kind = (entry.dtype, entry.global_shape)
+                if kinds.setdefault(entry.name, kind) != kind:
+                    raise Unreadable(f"{source.where}: {entry.name!r} is another tensor in another file")
+                boxes.setdefault(entry.name, []).append((entry.offset, entry.shape))
+    for name, (_, shape) in kinds.items():
+        if why := _flaw(shape, boxes[name]):
+            raise Unreadable(f"{opened.candidate.folder}: {name!r}: {why}")
+    return {name: Facts(*kinds[name], len(boxes[name])) for name in sorted(kinds)}
 
 
-class StateHash:
-    """The state digest of a checkpoint, fed with its verified pieces.
-
-    Ranks hold rows in the order of their numbers, so a piece mostly follows the one before and is hashed at once;
-    one that comes too early waits as a copy.
-    """
-
-    def __init__(self, facts: Mapping[str, Facts]) -> None:
-        """Begin; `facts` are all tensors of the state."""
-        self._facts = facts
-        self._hashers = {name: xxhash.xxh3_128() for name in facts}
-        self._done = dict.fromkeys(facts, 0)
-        self._early: dict[str, dict[int, bytes]] = {}
-        self._parts: dict[str, NDArray[np.uint8]] = {}
-        """Tensors of which a piece is no whole rows, put together until they are complete."""
-        self._filled: dict[str, int] = {}
-        """Bytes that are there of those."""
-
-    def add(self, piece: Content) -> None:
-        """Take the next piece, in any order; raises Unreadable when it is none of the tensors that were announced."""
-        facts = self._facts.get(piece.name)
-        if facts is None or (facts.dtype, facts.shape) != (piece.dtype, piece.global_shape):
-            raise Unreadable(f"rank {piece.rank}: {piece.name!r} is not the tensor that the manifest speaks of")
-        if piece.name in self._parts or piece.shape[1:] != piece.global_shape[1:]:
-            self._put(piece, facts)
-            return
-        position = piece.offset[0] * facts.row_bytes if piece.offset else 0
-        if position != self._done[piece.name]:
-            self._early.setdefault(piece.name, {})[position] = bytes(piece.data)
-            return
-        self._take(piece.name, piece.data)
-        early = self._early.get(piece.name, {})
-        while early and (data := early.pop(self._done[piece.name], None)) is not None:
-            self._take(piece.name, data)
-
-    def _take(self, name: str, data: bytes | memoryview) -> None:
-        self._hashers[name].update(data)
-        self._done[name] += len(data)
-
-    def _put(self, piece: Content, facts: Facts) -> None:
-        name, width = piece.name, DTYPE_BYTES[piece.dtype]
-        if self._done[name] or name in self._early:
-            raise Unreadable(f"rank {piece.rank}: {name!r} is cut into whole rows in one file and into columns here")
-        whole = self._parts.setdefault(name, np.empty((*facts.shape, width), np.uint8))
-        box = tuple(slice(begin, begin + size) for begin, size in zip(piece.offset, piece.shape, strict=True))
-        whole[box] = np.frombuffer(piece.data, np.uint8).reshape(*piece.shape, width)
-        self._filled[name] = self._filled.get(name, 0) + len(piece.data)
-        if self._filled[name] == facts.nbytes:
-            self._take(name, whole.tobytes())
-            del self._parts[name]
-
-    def hexdigest(self) -> str:
-        """The state digest; raises Unreadable when a tensor is not complete."""
-        for name, facts in self._facts.items():
-            if self._done[name] != facts.nbytes:
-                raise Unreadable(f"{name!r}: its pieces make up {self._done[name]} of {facts.nbytes} bytes")
-        return state_digest(
-            (name, facts.dtype, facts.shape, self._hashers[name].hexdigest()) for name, facts in self._facts.items()
-        )
-
-
-def runs(piece: Content) -> Iterator[tuple[int, int, int]]:
-    """Where runs of a piece's bytes lie in its tensor's row-major bytes: position there, begin and end in the piece."""
-    inner, dim = DTYPE_BYTES[piece.dtype], len(piece.shape) - 1
-    while dim > 0 and piece.shape[dim] == piece.global_shape[dim]:
-        inner, dim = inner * piece.shape[dim], dim - 1
-    if dim < 0 or not piece.data:
-        yield 0, 0, len(piece.data)
-        return
-    length, done = piece.shape[dim] * inner, 0
-    strides = [inner * math.prod(piece.global_shape[other + 1 : dim + 1]) for other in range(dim + 1)]
-    for index in itertools.product(*(range(size) for size in piece.shape[:dim])):
-        at = [begin + step for begin, step in zip(piece.offset, [*index, 0], strict=False)]
-        yield sum(place * stride for place, stride in zip(at, strides, strict=True)), done, done + length
-        done += length
+def _flaw(shape: tuple[int, ...], boxes: list[Box]) -> str | None:
+    try:
+        return None if tile(shape, boxes) else "its pieces do not make up the tensor"
+    except ValueError as error:
+        return str(error)
 
 
 def read_whole(
     opened: Opened,
     facts: Mapping[str, Facts],
     told: Progress | None = None,
-    take: Callable[[Content], None] | None = None,
+    take: Callable[[Stretch], None] | None = None,
 ) -> str:
-    """Read every byte, verified; `take` gets each piece of the state. Returns the state digest. Raises Unreadable."""
-    state = StateHash(facts)
-    with closing(cast("Generator[Content, None, None]", contents(opened))) as pieces:  # whatever `take` raises
-        for piece in pieces:
-            if piece.is_state:
-                state.add(piece)
-                if take is not None:
-                    take(piece)
-            if told is not None:
-                told(len(piece.data))
-    return state.hexdigest()
+    """Read every byte, verified; `take` gets the state, each tensor from first to last byte. Returns the state digest.
+
+    `facts` are those of `facts_of`. Raises Unreadable.
+    """
+    hashers = {name: xxhash.xxh3_128() for name in facts}
+    found = stretches(opened, told or (lambda _: None))
+    with closing(cast("Generator[Stretch, None, None]", found)):  # whatever `take` raises
+        for stretch in found:
+            hashers[stretch.name].update(stretch.data)
+            if take is not None:
+                take(stretch)
+    return state_digest((name, info.dtype, info.shape, hashers[name].hexdigest()) for name, info in facts.items())

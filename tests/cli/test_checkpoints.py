@@ -12,6 +12,7 @@ from tests.cli.checkpoints import SPEC, Ended, Run, dtrain, flip
 from tests.tiers.build import RUN_ID, TENSORS, digest_of
 
 from dtrain.cli.difference import changes
+from dtrain.cli.view_format import human_bytes
 from dtrain.tiers.jsonfile import dumps, read, replace
 from dtrain.tiers.layout import Version
 from dtrain.tiers.manifest import Manifest
@@ -135,6 +136,21 @@ def test_inspect_says_what_is_in_a_checkpoint(run: Run) -> None:
     assert "model.c is model.a" in page
     assert "37x50" in page
     assert told["state_digest"] in page
+
+
+def test_inspect_shows_the_mesh_and_what_each_file_weighs(run: Run) -> None:
+    folder = run.store(10, world=4)
+    assert dtrain("inspect", run.run.root, "--json").document["mesh"] is None, "older ones say nothing of it"
+    assert "mesh          -" in dtrain("inspect", run.run.root).out
+    mesh = {"dp_replicate": 1, "dp_shard": 2, "tp": 2, "pp": 1}
+    edit_manifest(folder, mesh=mesh)
+    told = dtrain("inspect", run.run.root, "--json").document
+    assert told["mesh"] == mesh
+    sizes = {name: info["bytes"] for name, info in told["files"].items()}
+    assert sizes == {path.name: path.stat().st_size for path in folder.glob("rank-*")}
+    page = dtrain("inspect", run.run.root).out
+    assert "mesh          dp_replicate 1, dp_shard 2, tp 2, pp 1" in page
+    assert all(f"{name}  {human_bytes(size)}" in page for name, size in sizes.items())
 
 
 def test_inspect_in_memory_says_the_same_of_the_tensors(run: Run) -> None:

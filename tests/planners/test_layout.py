@@ -20,7 +20,7 @@ from dtrain.planners.shards import own
 from dtrain.planners.state import state_tensors
 from dtrain.planners.workload import workload
 from dtrain.specs.models import Spec
-from dtrain.tiers.tiling import tiles
+from dtrain.tiers.boxes import tile
 
 DEGREES = st.fixed_dictionaries(
     {
@@ -60,7 +60,7 @@ def test_the_pieces_of_all_ranks_make_up_every_tensor_once(degrees: dict[str, An
     assert boxes.keys() == {tensor.name for tensor in tensors}
     for tensor in tensors:
         if tensor.shape:
-            assert tiles(tensor.shape, boxes[tensor.name]), tensor.name
+            assert tile(tensor.shape, boxes[tensor.name]), tensor.name
         else:
             assert boxes[tensor.name] == [((), ())]
     shards = [layout.shard_bytes(rank) for rank in range(layout.mesh.world)]

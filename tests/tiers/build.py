@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from dtrain.planners.shards import TensorInfo, divide
+from dtrain.specs.dtypes import DTYPE_BYTES
 from dtrain.tiers.digest import digest, state_digest
 from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, replace
@@ -39,21 +43,42 @@ def shard_of(rank: int, world: int) -> Shard:
     return Shard(rank, world, RUN_ID, (*entries, Entry("rng.python", "U8", (9,), (0,), (9,), 9)))
 
 
+def cut_out(whole: bytes, entry: Entry) -> bytes:
+    """The bytes of a piece, from those of the whole tensor."""
+    width = DTYPE_BYTES[entry.dtype]
+    array = np.frombuffer(whole, np.uint8).reshape(*entry.global_shape, width)
+    box = tuple(slice(begin, begin + size) for begin, size in zip(entry.offset, entry.shape, strict=True))
+    return array[box].tobytes()
+
+
 def put(memory: MemoryDir, rank: int, world: int, slot: int, step: int, attempt: int = 1, drain: bool = False) -> Slot:
     """Fill and commit one slot."""
-    shard, target = shard_of(rank, world), Slot(memory.path, rank, world, slot)
-    infos = {info.name: info for info in TENSORS}
+    return fill(memory, shard_of(rank, world), {info.name: info for info in TENSORS}, slot, step, attempt, drain)
+
+
+def fill(
+    memory: MemoryDir,
+    shard: Shard,
+    infos: Mapping[str, TensorInfo],
+    slot: int,
+    step: int,
+    attempt: int = 1,
+    drain: bool = False,
+) -> Slot:
+    """Fill and commit one slot with the pieces of a shard."""
+    target = Slot(memory.path, shard.rank, shard.world, slot)
     data = bytearray()
     digests = []
     for entry in shard.entries:
-        whole = value_of(infos[entry.name], step) if entry.is_state else bytes([rank] * 9)
-        width = len(whole) // max(1, entry.global_shape[0] if entry.global_shape else 1)
-        piece = whole[(entry.offset[0] if entry.offset else 0) * width :][: entry.nbytes]
+        state = entry.is_state
+        piece = cut_out(value_of(infos[entry.name], step), entry) if state else bytes([shard.rank] * entry.nbytes)
         data += piece
         digests.append(digest(piece))
     target.file.write_bytes(shard.header() + data)
-    meta = {"data": {"samples": step * 8}, "ties": {}} if rank == 0 else {}
-    record = SlotRecord(RUN_ID, step, attempt, rank, world, slot, digest(shard.header()), tuple(digests), meta)
+    meta = {"data": {"samples": step * 8}, "ties": {}} if shard.rank == 0 else {}
+    record = SlotRecord(
+        RUN_ID, step, attempt, shard.rank, shard.world, slot, digest(shard.header()), tuple(digests), meta
+    )
     target.commit(record, drain=drain)
     return target
 
@@ -92,18 +117,12 @@ class Place:
 
 def digest_of(opened: Opened) -> str:
     """The state digest of a checkpoint, worked out the plain way: everything in memory at once."""
-    whole: dict[str, tuple[str, str, tuple[int, ...], str]] = {}
-    divided: dict[str, list[tuple[tuple[int, ...], bytes]]] = {}
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
     for content in contents(opened):
-        if not content.is_state:
-            continue
-        if content.shape == content.global_shape:
-            whole[content.name] = (content.name, content.dtype, content.global_shape, digest(content.data))
-        else:
-            shapes[content.name] = (content.dtype, content.global_shape)
-            divided.setdefault(content.name, []).append((content.offset, bytes(content.data)))
-    for name, parts in divided.items():
-        data = b"".join(part for _, part in sorted(parts))
-        whole[name] = (name, *shapes[name], digest(data))
-    return state_digest(whole.values())
+        if content.is_state:
+            width = DTYPE_BYTES[content.dtype]
+            empty = np.zeros((*content.global_shape, width), np.uint8)
+            _, _, array = found.setdefault(content.name, (content.dtype, content.global_shape, empty))
+            box = tuple(slice(begin, begin + size) for begin, size in zip(content.offset, content.shape, strict=True))
+            array[box] = np.frombuffer(content.data, np.uint8).reshape(*content.shape, width)
+    return state_digest((name, dtype, shape, digest(a.tobytes())) for name, (dtype, shape, a) in found.items())

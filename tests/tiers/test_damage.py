@@ -218,7 +218,9 @@ def test_a_wrong_kind_in_a_manifest_that_passes_ends_no_resume(
         (("tensors", "model.a", "pieces", 0, "digest"), 7),
         (("tensors", "model.a", "pieces", 0, "offset"), [0.0, 0]), (("data", "samples"), -1),
         (("data", "samples"), False),
-        (("data",), None), (("format",), "dtrain-checkpoint-2"), (("run_id",), {}),
+        (("tensors", "model.a", "dtype"), "F3"), (("tensors", "rng.a"), {}), (("rng", "1", "file"), RANK),
+        (("rng", "0", "tensors", "model.x"), "0" * 32), (("data",), None),
+        (("format",), "dtrain-checkpoint-2"), (("run_id",), {}),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_refused(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
@@ -266,16 +268,13 @@ HEADER = shard_of(0, 2).header()
 @pytest.mark.parametrize(
     "sizes", [[0.5, 8], [-2, -2], [True, 4], [2**62, 2**62], [10**400, 1.5], ["4"], 4, None, [1] * 1000, [[4]]]
 )
-@pytest.mark.parametrize("key", ["shape", "boxes", "rows"])
+@pytest.mark.parametrize("key", ["shape", "whole", "offset", "rows", "start"])
 def test_a_header_with_a_shape_that_cannot_be_is_refused(key: str, sizes: object) -> None:
-    box = [0 if key == "rows" else [0], [4] if key == "shape" else sizes]
+    boxes = [sizes if key == "offset" else [0], sizes if key == "whole" else [4]]
+    rows = [sizes if key == "start" else 0, sizes if key == "rows" else [4]]
+    kind, box = ("rows", rows) if key in ("rows", "start") else ("boxes", boxes)
     table = {
-        "__metadata__": {
-            "rank": "0",
-            "world": "1",
-            "run_id": "x",
-            "rows" if key == "rows" else "boxes": json.dumps({"a": box}),
-        },
+        "__metadata__": {"rank": "0", "world": "1", "run_id": "x", kind: json.dumps({"a": box})},
         "a": {"dtype": "F32", "shape": sizes if key == "shape" else [4], "data_offsets": [0, 16]},
     }
     with pytest.raises(Unreadable):

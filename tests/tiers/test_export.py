@@ -21,8 +21,8 @@ from dtrain.tiers import faults
 from dtrain.tiers.export import INDEX, NOTE, SINGLE, Exported, export, plan
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.lock import FolderLock, Locked
-from dtrain.tiers.recovery import Content, find, in_memory, open_candidate
-from dtrain.tiers.whole import Facts, StateHash, facts_of
+from dtrain.tiers.recovery import find, in_memory, open_candidate
+from dtrain.tiers.whole import Facts, facts_of
 
 BIG = 2**40
 
@@ -224,40 +224,8 @@ def test_what_a_killed_export_left_is_used_again_and_a_live_one_refuses(place: P
     assert sorted(os.listdir(tmp_path / "out")) == [NOTE, SINGLE]
 
 
-def piece(start: int, rows: int, data: bytes) -> Content:
-    return Content(0, "model.a", "U8", (rows, 2), (start, 0), (6, 2), True, memoryview(data))
-
-
-def test_the_state_digest_does_not_depend_on_the_order_of_the_pieces() -> None:
-    pieces = [piece(0, 2, b"abcd"), piece(2, 1, b"ef"), piece(3, 3, b"ghijkl")]
-    digests = set()
-    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]):
-        state = StateHash({"model.a": Facts("U8", (6, 2), 3)})
-        for index in order:
-            state.add(pieces[index])
-        digests.add(state.hexdigest())
-    assert len(digests) == 1
-
-
-def test_a_tensor_with_a_piece_missing_has_no_digest() -> None:
-    state = StateHash({"model.a": Facts("U8", (6, 2), 2)})
-    state.add(piece(2, 4, b"efghijkl"))
-    with pytest.raises(Unreadable, match="0 of 12 bytes"):
-        state.hexdigest()
-    with pytest.raises(Unreadable, match="not the tensor"):
-        state.add(Content(0, "model.a", "I8", (6, 2), (0, 0), (6, 2), True, memoryview(bytes(12))))
-
-
 def test_facts_are_the_same_from_the_manifest_and_from_the_headers(place: Place) -> None:
     place.store(10, world=3)
     disk = facts_of(open_candidate(find(None, [place.disk]).candidates[0]))
     assert facts_of(open_candidate(in_memory(place.memory)[0])) == disk
     assert disk["model.a"].nbytes == 37 * 50 * 4
-
-
-def test_an_unknown_dtype_is_refused(place: Place) -> None:
-    place.store(10)
-    opened = open_candidate(find(None, [place.disk]).candidates[0])
-    opened.meta["tensors"]["model.a"]["dtype"] = "F3"
-    with pytest.raises(Unreadable, match="F3"):
-        facts_of(opened)
