@@ -16,7 +16,7 @@ from ..specs.models import Spec
 from ..tiers import faults
 from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
-from ..tiers.layout import RunDir, Version
+from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from .catalogue import catalogue, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
@@ -53,7 +53,7 @@ class Worker:
     def __init__(self, job: Job, stop: StopFlag) -> None:
         """Read what the run is; nothing is built yet."""
         self.job = job
-        self.run = RunDir(Path(job.run_dir))
+        self.run = job.run
         self.memory = MemoryDir(Path(job.memory_dir))
         self.spec: Spec = spec_from_json(read(self.run.spec))
         self.plan: Plan = plan_from_json(read(self.run.plan))
@@ -230,7 +230,7 @@ def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
     except Exception as error:
         code = exit_code_of(error)
         final = isinstance(error, tuple(FINAL_ERRORS))
-        write_error(RunDir(Path(job.run_dir)), job.attempt, rank, error, code, final=final)
+        write_error(job.run, job.attempt, rank, error, code, final=final)
         raise
 
 
