@@ -28,6 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
+from .channels import STORAGE_INTERFACE
 from .forks import LAUNCHER, worker_environment
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -60,8 +61,10 @@ class Seat:
     nodes: int = 1
     host: str = ""
     port: int = 0
-    interface: str | None = None
-    """For the compute channel; None: loopback, or what GLOO_SOCKET_IFNAME says."""
+    compute: str = ""
+    """Network interface of the compute channel."""
+    storage: str = ""
+    """Network interface of the storage channel."""
 
     def first_rank(self, workers: int) -> int:
         """The lowest rank of this node."""
@@ -153,8 +156,8 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str], seat:
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
     environment = {LAUNCHER: str(os.getpid()), "DTRAIN_ATTEMPT": str(attempt), **worker_environment(spec)}
-    if seat.interface is not None:
-        environment["GLOO_SOCKET_IFNAME"] = seat.interface
+    if seat.nodes > 1:
+        environment |= {"GLOO_SOCKET_IFNAME": seat.compute, STORAGE_INTERFACE: seat.storage}
     with _quiet(run.agent_log(attempt)), _environment(environment):
         try:
             elastic_launch(config, command[0])(*command[1:])

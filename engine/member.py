@@ -26,7 +26,7 @@ from .drain import DrainerProcess
 from .forks import NurseryProcess
 from .launch import DRAINER_PATIENCE_S, drain_job
 from .line import Line, Message
-from .network import interface_of
+from .network import LOOPBACK, interface_of, interfaces
 from .outcome import Outcome
 from .shift import Shifts
 from .supervise import end_with_stack, sights_of
@@ -140,7 +140,7 @@ class Member:
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
         endpoint = self.line.endpoint
-        seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), self._interface())
+        seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
         self.say(f"attempt {self.attempt}: {_from(candidates)}")
         report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=seat)
@@ -150,9 +150,8 @@ class Member:
         if number is not None:
             self._pass_on(number)
 
-    def _interface(self) -> str:
-        wanted = self.spec.cluster.channels.compute.interface
-        return wanted if wanted != "auto" else interface_of(self.line.address) or "lo"
+    def _interfaces(self) -> tuple[str, str]:
+        return interfaces(self.spec, interface_of(self.line.address) or LOOPBACK)
 
     def _as_seen_here(self, candidate: Candidate) -> Candidate:
         """Memory is each node's own; a disk tier may have another path on this node."""

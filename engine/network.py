@@ -146,3 +146,10 @@ def check_interfaces(spec: Spec) -> None:
                 address_of(interface)
             except NetworkError as error:
                 raise NetworkError(f"cluster.channels.{key}.interface: {error}") from error
+
+
+def interfaces(spec: Spec, found: str) -> tuple[str, str]:
+    """The interfaces of the compute and the storage channel; `found` is what `auto` stands for on this node."""
+    channels = spec.cluster.channels
+    compute = found if channels.compute.interface == "auto" else channels.compute.interface
+    return compute, compute if channels.storage.interface == "auto" else channels.storage.interface

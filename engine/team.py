@@ -22,7 +22,7 @@ from .agent import ALONE, Ended, Interrupted, Seat
 from .hello import Hello, refusal
 from .job import WorkerError
 from .line import Host, Mate, Message, open_store
-from .network import interface_towards
+from .network import interface_towards, interfaces
 from .shift import Report, report_from_json
 from .supervise import Elsewhere, Sight
 
@@ -223,14 +223,11 @@ class Team(Alone):
             "port": store.port,
         }
         self._tell_all(word)
-        return Seat(0, self.nodes, self.host.endpoint.host, store.port, self._interface())
+        return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 
-    def _interface(self) -> str:
-        """Of the compute channel: the one by which the others are reached, never loopback where they are elsewhere."""
-        wanted = self.spec.cluster.channels.compute.interface
-        if wanted != "auto":
-            return wanted
-        return interface_towards(str(self.mates[1].hello.get("address")), self.host.port)
+    def _interfaces(self) -> tuple[str, str]:
+        """Of both channels: the one by which the others are reached, never loopback where they are elsewhere."""
+        return interfaces(self.spec, interface_towards(str(self.mates[1].hello.get("address")), self.host.port))
 
     def tick(self) -> bool:
         """As `Alone.tick`."""

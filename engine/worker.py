@@ -24,6 +24,7 @@ from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
+from .exchange import Exchange
 from .forks import die_with_parent
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
@@ -107,6 +108,7 @@ class Worker:
             context.rank,
             context.all_agree,
             self.run.spool,
+            Exchange(self.memory, context, context.storage) if context.storage is not None else None,
         )
         self._take_position(restored, parts, reporter)
         digest = state_digest_of(parts.state, context)
