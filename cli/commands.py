@@ -27,6 +27,12 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
 
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the job (cluster.nodes).")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.")]
+Rendezvous = Annotated[
+    str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: an address of node 0.")
+]
+
 Target = Annotated[
     str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
 ]
@@ -80,21 +86,23 @@ def plan(
 def run(
     spec: SpecPath,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the job; only 1 so far.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is.")] = 0,
-    rendezvous: Annotated[str, typer.Option("--rendezvous", help="HOST:PORT where they meet.")] = "auto",
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    rendezvous: Rendezvous = None,
     as_json: Json = False,
 ) -> None:
-    """Train from the first step."""
+    """Train from the first step; on several nodes the same command on each, with its --node-rank."""
     stop_at_once()
     keep_going_without_output()
     from .run import run as work
 
-    wanted = [f"cluster.nodes={nodes}"] if nodes > 1 else []
-    wanted += [f"cluster.rendezvous={rendezvous}"] if rendezvous != "auto" else []
-    if node_rank >= nodes:
-        raise typer.BadParameter(f"--node-rank {node_rank} of {nodes} nodes: ranks begin at 0")
-    raise typer.Exit(work(spec, [*(overrides or []), *wanted], as_json))
+    raise typer.Exit(work(spec, [*(overrides or []), *_cluster(nodes, rendezvous)], as_json, node_rank))
+
+
+def _cluster(nodes: int | None, rendezvous: str | None) -> list[str]:
+    """What the options say, as overrides of the spec."""
+    wanted = [f"cluster.nodes={nodes}"] if nodes is not None else []
+    return [*wanted, *([f"cluster.rendezvous={rendezvous!r}"] if rendezvous is not None else [])]
 
 
 @app.command()
@@ -108,6 +116,9 @@ def resume(
     start: Annotated[
         str, typer.Option("--from", metavar="latest|STEP|PATH", help="Which checkpoint to continue from.")
     ] = "latest",
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    rendezvous: Rendezvous = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run from a checkpoint; never starts from scratch."""
@@ -115,7 +126,7 @@ def resume(
     keep_going_without_output()
     from .resume import resume as work
 
-    raise typer.Exit(work(arguments or [], start, as_json))
+    raise typer.Exit(work([*(arguments or []), *_cluster(nodes, rendezvous)], start, as_json, node_rank))
 
 
 @app.command(name="ls")

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..specs.codes import Code
+from ..specs.difference import Change, changes
 from ..specs.models import Strategy
 from ..tiers.layout import shard_name
 from ..tiers.recovery import Opened
 from ..tiers.whole import Facts, facts_of, read_whole
-from .difference import Change, changes
 from .output import columns, document, progress, say
 from .refusal import guarded
 from .stored import Held, first_readable, pick

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..specs.codes import Code
+from ..specs.difference import changes
 from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
@@ -24,25 +25,28 @@ from ..tiers.recovery import Candidate, find, open_candidate
 from ..tiers.tier import Rejected, Tier
 from ..tiers.whole import facts_of, read_whole
 from .choose import LATEST, choose, named_place
-from .difference import changes
 from .identity import stored_identity
+from .node import join, place_of_this
 from .refusal import Refused, guarded
 from .run import check_supported
-from .train import Start, absolute, conclude, locked, talk, train
+from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
 
 
-def resume(arguments: list[str], start: str, as_json: bool) -> int:
+def resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None = None) -> int:
     """Find the run and the checkpoint, then train on. Returns the exit code."""
-    return guarded(lambda: _resume(arguments, start, as_json), as_json)
+    return guarded(lambda: _resume(arguments, start, as_json, node_rank), as_json)
 
 
-def _resume(arguments: list[str], start: str, as_json: bool) -> int:
+def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None) -> int:
     console = talk(as_json)
-    run, spec, spec_folder = _find_run(arguments)
+    run, spec, spec_folder = _find_run(arguments, node_rank or 0)
     check_supported(spec)
+    node = place_of_this(spec, node_rank)
+    if node > 0:
+        return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
     before = _spec_before(run)
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
@@ -57,14 +61,15 @@ def _resume(arguments: list[str], start: str, as_json: bool) -> int:
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
         chosen, rejected = choose(found, rejected, start, place, run)
-        if start == LATEST and chosen[0].version.step == spec.max_steps:
+        several = spec.cluster.nodes > 1  # no node alone can read the state, so the workers bring such a run to its end
+        if start == LATEST and chosen[0].version.step == spec.max_steps and not several:
             if chosen[0].tier != "memory" and finished == spec.max_steps:
                 return _complete(finished, run, console, as_json)
             digest, chosen, damaged = _last_state(run, chosen, spec.max_steps)
             if digest is not None:
                 return conclude(run, spec, info, chosen[0], digest, console, as_json)
             rejected = [*rejected, *damaged]
-        if chosen[0].version.step >= spec.max_steps:
+        if chosen[0].version.step >= spec.max_steps + several:
             raise Refused(
                 Code.BAD_SPEC,
                 f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
@@ -106,8 +111,8 @@ def _is_there(word: str) -> bool:
         return False  # longer than a path can be
 
 
-def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
-    """From the command's words: the run's folder and the spec to go on with."""
+def _find_run(arguments: list[str], node: int) -> tuple[RunDir, Spec, Path]:
+    """From the command's words: the run's folder and the spec to go on with, which may be this node's own copy."""
     overrides = [word for word in arguments if "=" in word and not _is_there(word)]
     targets = [word for word in arguments if word not in overrides]
     if len(targets) > 1:
@@ -115,6 +120,8 @@ def _find_run(arguments: list[str]) -> tuple[RunDir, Spec, Path]:
     target = Path(targets[0]) if targets else _last_active()
     if target.is_dir():
         run = RunDir(target.absolute())
+        if node and RunDir(run.root, node).spec.is_file() and not run.spec.is_file():
+            run = RunDir(run.root, node)
         if not run.spec.is_file():
             raise Refused(
                 Code.DAMAGED,
@@ -177,7 +184,7 @@ def _what_is_there(
     run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier], console: Console
 ) -> tuple[list[Candidate], list[Rejected]]:
     """End what an earlier driver left behind, then look into all tiers."""
-    memory = memory_dir(run)
+    memory = memory_dir(run, ranks_of(spec, 0))
     if memory.path.is_dir():
         for beat in read_heartbeats(memory):
             end_group(beat)

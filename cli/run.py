@@ -11,18 +11,22 @@ from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
 from ..tiers.tier import disk_tier
 from .identity import fresh_identity
+from .node import join, place_of_this
 from .refusal import Refused, guarded
 from .train import Start, absolute, locked, talk, train
 
 
-def run(spec_path: str, overrides: list[str], as_json: bool) -> int:
+def run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None) -> int:
     """Load the spec, take the output folder, train. Returns the exit code."""
-    return guarded(lambda: _run(spec_path, overrides, as_json), as_json)
+    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank), as_json)
 
 
-def _run(spec_path: str, overrides: list[str], as_json: bool) -> int:
+def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None) -> int:
     spec = absolute(load_spec(spec_path, overrides))
     check_supported(spec)
+    node = place_of_this(spec, node_rank)
+    if node > 0:
+        return join(spec, Path(spec_path).parent, node, as_json)
     folder = RunDir(Path(spec.output_dir).absolute())
     folder.root.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -33,12 +37,6 @@ def _run(spec_path: str, overrides: list[str], as_json: bool) -> int:
 
 def check_supported(spec: Spec) -> None:
     """Refuse what can be planned but not yet run."""
-    if spec.cluster.nodes > 1:
-        raise Refused(
-            Code.BAD_SPEC,
-            f"cluster.nodes: {spec.cluster.nodes}: running on several nodes is not yet supported "
-            "(dtrain plan works); use cluster.nodes=1 with more workers_per_node",
-        )
     own = spec.evaluation.dataset if spec.evaluation is not None else None
     for key, dataset, use in (("dataset", spec.dataset, "train on"), ("evaluation.dataset", own, "be judged by")):
         if not isinstance(dataset, TextDataset) or dataset.path.startswith("python:"):

@@ -31,7 +31,9 @@ from .refusal import Refused
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
-    from ..engine.launch import Outcome
+    from ..engine.line import Host
+    from ..engine.outcome import Outcome
+    from ..engine.team import Team
     from ..planners.plan import Plan
 
 
@@ -78,17 +80,20 @@ def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: 
     """Train until the end and tell how it went; the caller holds the lock."""
     import_paths = import_paths_of(spec, info)
     with ExitStack() as stack:
-        nursery = stack.enter_context(_nursery(spec))
+        host = stack.enter_context(_rendezvous(spec))
+        nursery = stack.enter_context(nursery_of(spec))
         plan = _going_on(run, plan_of(spec, import_paths)) if start.candidates else plan_of(spec, import_paths)
         memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=not start.candidates))
         from ..engine.launch import Launcher
 
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
         keep_former(run, start.former)
-        _write_down(run, spec, plan)
+        write_down(run, spec, plan)
         append_event(run.events, "planned", None, used + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), import_paths, used, nursery)
+        run_id = str(info["run_id"])
+        team = _team(host, run, spec, plan, memory, run_id, used, fresh=not start.candidates) if host else None
+        launcher = Launcher(run, spec, plan, memory, run_id, import_paths, used, nursery, team)
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
 
@@ -100,14 +105,54 @@ def conclude(
 
     plan = plan_of(spec, import_paths_of(spec, info))
     with own_places(run, spec, plan, info, console, fresh=False) as memory:
-        _write_down(run, spec, plan)
+        write_down(run, spec, plan)
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
         launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), (), newest.version.attempt)
         return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
 
 
-def _nursery(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
+@contextmanager
+def _rendezvous(spec: Spec) -> Iterator[Host | None]:
+    """Where the other nodes come to; None for a run on one node. Raises Refused."""
+    if spec.cluster.nodes == 1:
+        yield None
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
+    from ..engine.line import Host
+    from ..engine.network import NetworkError, check_interfaces, parse_endpoint
+
+    try:
+        check_interfaces(spec)
+        host = Host(parse_endpoint(spec.cluster.rendezvous), spec.cluster.nodes)
+    except NetworkError as error:
+        raise Refused(Code.MISSING_RESOURCE, str(error)) from error
+    with host:
+        yield host
+
+
+def _team(
+    host: Host, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, used: int, *, fresh: bool
+) -> Team:
+    """The other nodes of the run."""
+    from ..engine.hello import hello
+    from ..engine.team import Team
+
+    welcome = {"run_id": run_id, "fresh": fresh, "plan": plan.to_json()}
+
+    def tell(event: str, **details: object) -> None:
+        append_event(run.events, event, None, max(run.last_attempt(), used), **details)
+
+    return Team(host, spec, memory, slow_tiers(spec, run, run_id), hello(spec, 0, ""), welcome, tell)
+
+
+def ranks_of(spec: Spec, node: int) -> tuple[int, ...] | None:
+    """The ranks of a node; None for all of a run on one node."""
+    workers = spec.cluster.workers_per_node
+    return tuple(range(node * workers, (node + 1) * workers)) if spec.cluster.nodes > 1 else None
+
+
+def nursery_of(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
     """The process that forks the workers; it imports torch while we do.
 
     None where there is a GPU: a fork after CUDA's own libraries were loaded has never been tried.
@@ -118,7 +163,7 @@ def _nursery(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
     return NurseryProcess(spec) if spec.cluster.device == "cpu" or not has_gpu() else nullcontext()
 
 
-def _write_down(run: RunDir, spec: Spec, plan: Plan) -> None:
+def write_down(run: RunDir, spec: Spec, plan: Plan) -> None:
     """Spec and plan as they are used."""
     replace(run.spec, json.dumps(spec_to_json(spec), indent=2).encode())
     replace(run.plan, json.dumps(plan.to_json(), indent=2).encode())
@@ -142,10 +187,11 @@ def own_places(
         if fresh:
             _forget_memory(run, console)
         try:
+            ranks = ranks_of(spec, run.node)
             for line in preflight(spec, plan, run, memory_dir(run)):
                 console.print(f"warning: {line}", highlight=False)
             keep_identity(run, info)
-            memory = open_memory_dir(run, run_id)
+            memory = open_memory_dir(run, run_id, ranks)
         except (MissingResource, MemoryTierError) as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
         with FolderLock(memory.path, shared=True):

@@ -4,6 +4,10 @@ Traps met with torch 2.13: only a worker given as a command ends in time on a si
 among the handled signals or they kill the agent and orphan the workers; the agent's own exit code says nothing; a
 store reused between attempts can refuse connections. So: a command, our own signal list, our own reading of what
 happened, and a new agent with a new store for every attempt.
+
+Of several nodes each has an agent of its own that knows nothing of the others: an agent that waits for another one
+waits in a library's call, up to 5 minutes for one that has died. The launchers agree instead (see `line`), and each
+worker is told its place among the workers of all nodes.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
+from .channels import STORAGE_INTERFACE
 from .forks import LAUNCHER, worker_environment
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -48,16 +53,49 @@ class Ended:
     signal_number: int | None = None
 
 
+@dataclass(frozen=True)
+class Seat:
+    """This node's place among all, and the store where the workers of one attempt meet; one node needs none."""
+
+    node: int = 0
+    nodes: int = 1
+    host: str = ""
+    port: int = 0
+    compute: str = ""
+    """Network interface of the compute channel."""
+    storage: str = ""
+    """Network interface of the storage channel."""
+
+    def first_rank(self, workers: int) -> int:
+        """The lowest rank of this node."""
+        return self.node * workers
+
+    def take(self, env: dict[str, str]) -> None:
+        """Put a worker of this node's agent in its place among the workers of all nodes."""
+        workers = int(env["LOCAL_WORLD_SIZE"])
+        rank, world = self.first_rank(workers) + int(env["LOCAL_RANK"]), workers * self.nodes
+        env |= dict.fromkeys(("RANK", "ROLE_RANK"), str(rank))
+        env |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world))
+        env |= {"GROUP_RANK": str(self.node), "GROUP_WORLD_SIZE": str(self.nodes)}
+        env |= {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port)}
+
+
+ALONE = Seat()
+
+
 class RankLogs(LogsSpecs):
     """Output of each rank in `logs/attempt-N/rank-R.log`."""
 
-    def __init__(self, run: RunDir, attempt: int) -> None:
+    def __init__(self, run: RunDir, attempt: int, seat: Seat = ALONE) -> None:
         """Log into this attempt's folder."""
         super().__init__(log_dir=str(run.attempt(attempt)))
-        self.run, self.attempt = run, attempt
+        self.run, self.attempt, self.seat = run, attempt, seat
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """One file for both streams of a rank."""
+        if self.seat.nodes > 1:
+            for env in envs.values():
+                self.seat.take(env)
         logs = {local: str(self.run.log(self.attempt, int(env["RANK"]))) for local, env in envs.items()}
         for env in envs.values():
             env["TORCHELASTIC_ERROR_FILE"] = ""
@@ -100,7 +138,7 @@ def _heeded() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
 
-def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str]) -> Ended:
+def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str], seat: Seat = ALONE) -> Ended:
     """Start all workers of this node with this command and return when all have ended."""
     config = LaunchConfig(
         min_nodes=1,
@@ -112,17 +150,20 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str]) -> En
         rdzv_configs={"timeout": START_TIMEOUT_S},
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
-        logs_specs=RankLogs(run, attempt),
+        logs_specs=RankLogs(run, attempt, seat),
         local_addr="127.0.0.1",
         signals_to_handle=",".join(number.name for number in _heeded()),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )
     environment = {LAUNCHER: str(os.getpid()), "DTRAIN_ATTEMPT": str(attempt), **worker_environment(spec)}
-    with _quiet(run.attempt(attempt) / "agent.log"), _environment(environment):
+    if seat.nodes > 1:
+        environment |= {"GLOO_SOCKET_IFNAME": seat.compute, STORAGE_INTERFACE: seat.storage}
+    with _quiet(run.agent_log(attempt)), _environment(environment):
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            return Ended({rank: failure.exitcode for rank, failure in error.failures.items()})
+            first = seat.first_rank(spec.cluster.workers_per_node)
+            return Ended({first + rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:
             return Ended(signal_number=int(error.sigval))
     return Ended()

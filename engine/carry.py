@@ -9,6 +9,7 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.tier import Tier
 from .drain import DrainerProcess
+from .team import ASK_S, Alone
 
 DRAIN_TIMEOUT_S = 3600.0
 
@@ -16,9 +17,14 @@ DRAIN_TIMEOUT_S = 3600.0
 class Carrier:
     """The slower tiers of a run, seen from the launcher."""
 
-    def __init__(self, memory: MemoryDir, tiers: Sequence[Tier], drainer: DrainerProcess) -> None:
+    def __init__(self, memory: MemoryDir, tiers: Sequence[Tier], drainer: DrainerProcess, team: Alone) -> None:
         """Work with a drainer that may be running; `tiers` are those beside memory, fastest first."""
-        self.memory, self.tiers, self.drainer = memory, tiers, drainer
+        self.memory, self.tiers, self.drainer, self.team = memory, tiers, drainer, team
+        self._newest: Version | None = None
+
+    def newest(self) -> Version | None:
+        """The newest version that is whole in memory on every node, as of the last time they were asked."""
+        return max(self.memory.whole(), default=None) if self.team.nodes == 1 else self._newest
 
     @property
     def names(self) -> str:
@@ -35,18 +41,20 @@ class Carrier:
         Once it is in one of them, the others get `far_timeout_s` at most. Returns the newest version there; None when
         the newest in memory did not get that far.
         """
-        self.memory.settle()
-        newest = max(self.memory.whole(), default=None)
+        newest = self._newest = self.team.newest(patience_s=min(timeout_s, ASK_S))
         if not self.tiers:
             return None
-        if newest is not None and newest not in self._stored(newest):
+        wanted = newest is not None and newest not in self._stored(newest)
+        if wanted and newest is not None:
             self.memory.mark_for_drain(newest)
+        self.team.carry(newest if wanted else None, timeout_s, far_timeout_s)
         for _ in range(3):  # a drainer that dies on the way is started again
             if self.drainer.stop(timeout_s, far_timeout_s) and not self.memory.pending():
                 break
             if timeout_s < DRAIN_TIMEOUT_S:
                 break
             self.drainer.start()
+        self.team.carried()
         stored = self._stored(newest)
         return max(stored, default=None) if newest is None or newest in stored else None
 

@@ -85,7 +85,7 @@ class DrainerProcess:
         """Where its last words go; a disk that is full is no reason to do without it."""
         try:
             self.run.logs.mkdir(exist_ok=True)
-            return (self.run.logs / "drainer.log").open("ab")
+            return self.run.drainer_log.open("ab")
         except OSError:
             return Path(os.devnull).open("ab")
 
@@ -140,7 +140,7 @@ class DrainerProcess:
         self._tell(
             attempt,
             f"{why}: no checkpoints beyond memory for {PAUSE_S:.0f} s, then another try; its log is "
-            f"{self.run.logs / 'drainer.log'}",
+            f"{self.run.drainer_log}",
         )
         self._paused_until = time.monotonic() + PAUSE_S
         self._release()

@@ -26,10 +26,16 @@ class Job:
     import_paths: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     skipped: tuple[dict[str, Any], ...] = ()
+    node: int = 0
+
+    @property
+    def run(self) -> RunDir:
+        """The run's files, as this node sees them."""
+        return RunDir(Path(self.run_dir), self.node)
 
     def write(self) -> Path:
         """Write the job file of this attempt."""
-        path = RunDir(Path(self.run_dir)).job(self.attempt)
+        path = self.run.job(self.attempt)
         replace(path, dumps({**asdict(self), "candidates": [c.to_json() for c in self.candidates]}))
         return path
 

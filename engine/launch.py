@@ -7,52 +7,33 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
+from ..tiers.heartbeat import end_group, read_heartbeats
 from ..tiers.journal import take_notes
-from ..tiers.jsonfile import append_event, read_lines
+from ..tiers.jsonfile import Unreadable, append_event, read, read_lines
 from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir, follow_folder, open_memory_dir
+from ..tiers.memory import MemoryDir, follow_folder
 from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
 from ..tiers.writer import TierJob
-from .agent import Ended, Interrupted, StopSignals, run_workers
+from .agent import Ended, Interrupted, StopSignals
 from .carry import DRAIN_TIMEOUT_S, Carrier
 from .drain import DrainerProcess
-from .forks import NurseryProcess, plain_command
-from .job import Job, Result, read_error, read_result
-from .supervise import Supervisor
-from .ticker import Ticker
-from .verdict import Fault, RestartBudget, find_fault
+from .forks import NurseryProcess
+from .job import Result, read_error, read_result
+from .outcome import Outcome, lower
+from .shift import Shifts
+from .team import Alone, NodeMissing, Verdict
+from .verdict import Fault, RestartBudget, judge
 from .whereabouts import Whereabouts
 
 INTERRUPT_DRAIN_S = 1.0
-DRAINER_POLL_S = 0.25
 DRAINER_PATIENCE_S = 10.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended, for the person and for the exit code."""
-
-    status: str
-    code: Code
-    message: str
-    step: int
-    attempt: int
-    state_digest: str | None = None
-    loss: float | None = None
-    seconds: float = 0.0
-    trace: str | None = None
-    log: str | None = None
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Launcher:
@@ -60,30 +41,36 @@ class Launcher:
 
     def __init__(
         self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
-        attempts_used: int, nursery: NurseryProcess | None = None,
+        attempts_used: int, nursery: NurseryProcess | None = None, team: Alone | None = None,
     ) -> None:  # fmt: skip
         """Prepare; nothing is started yet. `attempts_used`: the highest attempt number that is taken.
 
-        Without a nursery every worker imports everything itself.
+        Without a nursery every worker imports everything itself. `team`: the other nodes, if there are any.
         """
-        self.run, self.spec, self.plan, self.memory = run, spec, plan, memory
-        self.run_id, self.import_paths, self.nursery = run_id, import_paths, nursery
+        self.run, self.spec, self.plan, self.memory, self.run_id = run, spec, plan, memory, run_id
+        self.team = team or Alone(memory)
+        self.signals = StopSignals()
+        self.shifts = Shifts(run, spec, memory, run_id, import_paths, nursery, self.signals, self._warn)
         self.folder = Whereabouts(run.root)
         self.tiers = slow_tiers(spec, run, run_id)
-        job = DrainJob(str(run.root), str(memory.path), run_id, _tier_jobs(spec, plan, run))
+        job = drain_job(spec, plan, run, memory, run_id)
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
-        self.beyond = Carrier(memory, self.tiers, self.drainer)
+        self.beyond = Carrier(memory, self.tiers, self.drainer, self.team)
         self.tier_failed = self.folder_gone = False
         """Why the launcher itself has asked the workers to stop."""
-        self.signals = StopSignals()
         self.attempt, self.attempts_used = 0, attempts_used
         self.started = time.monotonic()
         self.step_reached = 0
         self.at_work: dict[int, int] = {}
 
     def drive(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
-        """Train from the first usable candidate (none: from step 0) to the end."""
+        """Train from the first usable candidate (none: from step 0) to the end, which all nodes are told."""
+        outcome = self._driven(candidates, skipped)
+        self.team.end(outcome.to_json(), remove=not self.memory.path.is_dir())
+        return outcome
+
+    def _driven(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Outcome:
         with self.signals:
             try:
                 self.step_reached = candidates[0].version.step if candidates else 0
@@ -93,6 +80,8 @@ class Launcher:
                 return self._attempts(candidates, skipped)
             except Interrupted as stop:
                 return self._stopped(stop.number)
+            except NodeMissing as missing:
+                return self._without_node(missing)
             except OSError as error:
                 if self.folder.is_gone():
                     return self._without_folder()
@@ -104,17 +93,22 @@ class Launcher:
         base, first = candidates, None
         budget = RestartBudget(self.spec.cluster.max_restarts)
         while True:
-            self.attempt = self.run.next_attempt(self.attempts_used)
+            begun, had = len(candidates), candidates
+            candidates, skipped = self.team.muster(candidates, skipped)
+            if begun and not candidates:
+                return self._nothing_in_common(had, skipped)
+            self.attempt = self.run.next_attempt(max(self.attempts_used, self.team.highest))
             first = first or self.attempt
-            ended, hang = self._one_attempt(candidates, skipped)
+            verdict = self._one_attempt(candidates, skipped)
+            ended = verdict.report.ended
             result = read_result(self.run, self.attempt)
             if self.folder.is_gone():
                 return self._without_folder()
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
-            if result is not None and hang is None and not _failed_after_all(ended):
+            if result is not None and not verdict.report.hangs and not _failed_after_all(ended):
                 return self._ended(result)
-            fault = hang or find_fault(self.run, self.attempt, ended, (), self.spec.world_size)
+            fault = _fault(verdict, self.spec.world_size)
             budget.count(progress=self._made_progress())
             given_up = budget.why_no_restart(fault)
             self._tell_fault(fault, budget, restarting=given_up is None)
@@ -133,48 +127,29 @@ class Launcher:
             restarting=restarting,
             restart=budget.failures,
             max_restarts=budget.allowed,
+            **({"node": fault.node_of(self.spec)} if self.spec.cluster.nodes > 1 else {}),
         )
 
-    def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> tuple[Ended, Fault | None]:
-        """Run the workers once; what they leave behind is cleaned up before this returns."""
-        if not self.memory.path.is_dir():
-            open_memory_dir(self.run, self.run_id)
-            self._event("warning", detail=f"{self.memory.path} was removed by somebody; its snapshots are lost")
-        clear_heartbeats(self.memory)
-        job = Job(
-            str(self.run.root), str(self.memory.path), self.run_id, self.attempt, self.import_paths,
-            tuple(candidates), tuple(skipped),
-        ).write()  # fmt: skip
+    def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Verdict:
+        """Run the workers once, on all nodes; what they leave behind is cleaned up before this returns."""
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
-        watch = Ticker("dtrain-drainer-watch", DRAINER_POLL_S, self._watch)
-        supervisor = Supervisor(self.memory, self.spec.cluster.heartbeat_timeout, self._give_up_nursery)
+        seat = self.team.begin(self.attempt, candidates, skipped, self._plan_of_now())
         try:
-            with supervisor, watch:
-                ended = run_workers(self.run, self.attempt, self.spec, self._command(job))
+            report = self.shifts.work(
+                self.attempt, candidates, skipped, watch=self._watch, seat=seat, elsewhere=self.team
+            )
         finally:
-            self.signals.take_back()
-            beats = read_heartbeats(self.memory)
-            self.at_work = {beat.rank: beat.step for beat in beats if beat.step < DONE_STEP}
-            for beat in beats:
-                end_group(beat)
-            self.memory.settle()
             self._pass_on_notes()
-        hang = find_fault(self.run, self.attempt, ended, supervisor.hangs, 0) if supervisor.hangs else None
-        return ended, hang
+        verdict = self.team.over(report)
+        self.at_work = verdict.report.at_work
+        return verdict
 
-    def _command(self, job: Path) -> list[str]:
-        if self.nursery is not None and self.nursery.is_there():
-            return self.nursery.command(job)
-        if self.nursery is not None:
-            self._event("warning", detail="the process that forks the workers has died: they are started one by one")
-            self.nursery = None
-        return plain_command(job)
-
-    def _give_up_nursery(self) -> None:
-        """The workers have ended and the agent was not told: the nursery or a stand-in is stopped, or stuck."""
-        if self.nursery is not None:
-            self._event("warning", detail="the workers have ended, but what forked them stood still: ended")
-            self.nursery.give_up()
+    def _plan_of_now(self) -> dict[str, Any]:
+        """The plan with what earlier attempts have measured, as all nodes are to use it."""
+        try:
+            return read(self.run.plan)
+        except Unreadable:
+            return self.plan.to_json()
 
     def _candidates_again(self, base: list[Candidate], first: int) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """After a fault: what this process has made since, then what it began from."""
@@ -237,7 +212,7 @@ class Launcher:
         lost = self.beyond.taken_over()
         self.memory.remove()
         message = f"finished {result.step} steps{lost}"
-        return self._outcome("finished", _lower(Code.DONE, lost), message, result.state_digest, result.loss)
+        return self._outcome("finished", lower(Code.DONE, lost), message, result.state_digest, result.loss)
 
     def _stopped(self, number: int) -> Outcome:
         """A signal reached the launcher: SIGINT ends at once, the others after a last durable checkpoint."""
@@ -247,13 +222,13 @@ class Launcher:
             return self._without_folder()
         self._made_progress()
         if self.tier_failed:
-            kept = max(self.memory.whole(), default=None)
+            kept = self.beyond.newest()
             where = f"; the state of step {kept.step} is in memory, for dtrain resume" if kept is not None else ""
             message = f"a tier failed, and its on_failure is stop{where}"
             return self._outcome("failed", Code.MISSING_RESOURCE, message)
         if number == signal.SIGINT:
             durable = self.beyond.carry_on(INTERRUPT_DRAIN_S)
-            kept = durable or max(self.memory.whole(), default=None)
+            kept = durable or self.beyond.newest()
             where = f"; newest checkpoint: step {kept.step}" if kept is not None else "; nothing was stored"
             if durable is not None:
                 self.memory.remove()
@@ -262,12 +237,12 @@ class Launcher:
         if result is not None and not result.preempted:
             return self._ended(result)
         durable = self.beyond.carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s)
-        if durable is None and not self.memory.whole():
+        if durable is None and self.beyond.newest() is None:
             return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
         return self._preempted(durable, result.loss if result else None)
 
     def _preempted(self, durable: Version | None, loss: float | None) -> Outcome:
-        kept = durable or max(self.memory.whole(), default=None)
+        kept = durable or self.beyond.newest()
         if kept is None:
             return self._outcome("interrupted", Code.INTERRUPTED, "stopped; nothing was stored yet", loss=loss)
         tier = self.beyond.tier_of(durable) if durable is not None else "memory"
@@ -277,7 +252,7 @@ class Launcher:
             self.memory.remove()
         note = "" if durable is not None else f" (only in this node's memory: {self.beyond.why_only_memory()})"
         message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}{lost}"
-        return self._outcome("preempted", _lower(Code.PREEMPTED, lost), message, loss=loss)
+        return self._outcome("preempted", lower(Code.PREEMPTED, lost), message, loss=loss)
 
     def _failed(self, fault: Fault, why: str) -> Outcome:
         self.signals.ignore()
@@ -296,6 +271,8 @@ class Launcher:
     def _watch(self) -> None:
         """What the thread beside the agent looks after, a few times a second."""
         self._pass_on_notes()
+        if self.team.tick():
+            self.shifts.cut()
         if self.folder.is_gone():
             if not self.folder_gone:
                 self.folder_gone = True
@@ -306,6 +283,19 @@ class Launcher:
     def _pass_on_notes(self) -> None:
         for words in take_notes(self.memory.path):
             sys.stderr.write(f"{words}\n")
+
+    def _without_node(self, missing: NodeMissing) -> Outcome:
+        """A node stays away: what the others have is carried on as far as it goes, and all of them end."""
+        self.signals.ignore()
+        kept = self.beyond.carry_on(DRAIN_TIMEOUT_S)
+        where = f"; newest checkpoint: step {kept.step} in {self.beyond.tier_of(kept)}" if kept is not None else ""
+        return self._outcome("failed", Code.MISSING_RESOURCE, f"{missing}{where}")
+
+    def _nothing_in_common(self, had: list[Candidate], passed: list[dict[str, Any]]) -> Outcome:
+        """Never from scratch: what one node could go on from is of no use to the others."""
+        reasons = "".join(f"\n  step {item['step']} ({item['tier']}): {item['reason']}" for item in passed)
+        message = f"none of {len(had)} checkpoints can be read by all nodes:{reasons}"
+        return self._outcome("failed", Code.DAMAGED, message)
 
     def _without_folder(self) -> Outcome:
         """The snapshots follow a folder that was moved; nobody could find those of one that was removed: they go."""
@@ -344,31 +334,36 @@ class Launcher:
     def _log_of(self, fault: Fault) -> str | None:
         return str(self.run.log(self.attempt, fault.rank)) if fault.rank is not None else None
 
+    def _warn(self, detail: str) -> None:
+        self._event("warning", detail=detail)
+
     def _event(self, event: str, step: int | None = None, **details: object) -> None:
         append_event(self.run.events, event, step, self.attempt, **details)
 
 
-def _tier_jobs(spec: Spec, plan: Plan, run: RunDir) -> tuple[TierJob, ...]:
+def drain_job(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir, run_id: str) -> DrainJob:
+    """What this node's drainer is told."""
     every = {tier.type: tier.every for tier in plan.tiers}
-    return tuple(
+    tiers = tuple(
         TierJob(place_of(tier, run), tier.keep, tier.keep_every, every[tier.type], tier.on_failure)
         for tier in spec.slow_tiers
     )
+    return DrainJob(str(run.root), str(memory.path), run_id, tiers, memory.ranks, run.node, spec.cluster.nodes)
+
+
+def _fault(verdict: Verdict, world: int) -> Fault:
+    """The first cause, on whichever node; a node that is gone explains what the ranks of the others say."""
+    report = verdict.report
+    final = any(error.final for error in report.errors)
+    if verdict.lost is not None and not report.hangs and not final:
+        return Fault(None, "node", verdict.lost.detail, final=False, code=Code.FAILED, node=verdict.lost.node)
+    return judge(report.ended, report.errors, report.hangs, world)
 
 
 # Errors of ours whose message says it all.
 _SPOKEN_FOR = {
     "NothingUsable", "StateError", "DataError", "UserCodeError", "UserCodeFailed", "TrainingDiverged", "SlotError",
 }  # fmt: skip
-
-
-def _lower(code: Code, lost: str) -> Code:
-    """A run that lost a tier to somebody else never ends as if all was well, nor asks to be run again.
-
-    It does not matter that another tier has the last step: two writers call themselves this run, and only a person
-    can say which one goes on.
-    """
-    return Code.MISSING_RESOURCE if lost else code
 
 
 def _failed_after_all(ended: Ended) -> bool:

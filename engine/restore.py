@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from torch import Tensor
 from ..planners.shards import Held, TensorInfo, replicated
 from ..specs.dtypes import DTYPE_BYTES
 from ..tiers.jsonfile import Unreadable
-from ..tiers.recovery import Candidate, Content, Opened, contents, open_candidate
+from ..tiers.recovery import MEMORY, Candidate, Content, Opened, Wanted, contents, open_candidate
 from ..tiers.shardfile import Entry
-from ..tiers.whole import facts_of
+from ..tiers.whole import Facts, facts_of
 from .catalogue import Catalogue
+from .exchange import Exchange, Exchanged
 from .parallel.layout import local_of
 from .state import StateError, TrainState, infos, set_random_state, unexpected
 
@@ -48,22 +49,24 @@ def restore(
     rank: int,
     all_agree: Callable[[bool], bool],
     spool: Path | None = None,
+    exchange: Exchange | None = None,
 ) -> Restored:
     """Load the first candidate of which every rank can read its own part whole.
 
     `everything` is what all ranks hold together, `all_agree` the logical and over them.
 
-    Remote files are copied into the folder `spool` while they are read, once for all ranks of a node.
+    Remote files are copied into the folder `spool` while they are read, once for all ranks of a node. What lies in the
+    memory of several nodes comes by `exchange`.
     Raises NothingUsable when none is left, StateError when a checkpoint is whole but belongs to another model.
     """
     skipped: list[dict[str, Any]] = []
     for candidate in candidates:
         started = time.perf_counter()
         reason = ""
-        opened: Opened | None = None
+        opened: Stored | Exchanged | None = None
         fresh = False
         try:
-            opened = open_candidate(candidate, spool)
+            opened = _open(candidate, spool, exchange)
             fresh = _load(state, everything, opened, rank)
         except Unreadable as error:
             reason = str(error)
@@ -82,7 +85,38 @@ def restore(
     raise NothingUsable(f"no checkpoint can be read whole:\n{listed}")
 
 
-def _load(state: TrainState, everything: Catalogue, opened: Opened, rank: int) -> bool:
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint whose files this rank can read itself."""
+
+    opened: Opened
+
+    @property
+    def candidate(self) -> Candidate:
+        """Which one."""
+        return self.opened.candidate
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is said beside tensors."""
+        return self.opened.meta
+
+    def facts(self) -> dict[str, Facts]:
+        """Every tensor of the state by name."""
+        return facts_of(self.opened)
+
+    def contents(self, wanted: Wanted) -> Iterator[Content]:
+        """The pieces that are wanted, verified."""
+        return contents(self.opened, wanted)
+
+
+def _open(candidate: Candidate, spool: Path | None, exchange: Exchange | None) -> Stored | Exchanged:
+    if exchange is not None and candidate.tier == MEMORY:
+        return exchange.open(candidate)
+    return Stored(open_candidate(candidate, spool))
+
+
+def _load(state: TrainState, everything: Catalogue, opened: Stored | Exchanged, rank: int) -> bool:
     """Copy what this rank holds, verified, into the live tensors; True when there is no random state for it."""
     _check_same(everything, opened)
     boxes = {box.tensor.name: box for box in [*state.held(), *replicated(infos(state.changing()), 1)]}
@@ -96,7 +130,7 @@ def _load(state: TrainState, everything: Catalogue, opened: Opened, rank: int) -
         box = boxes.get(entry.name)
         return box is not None and _common(box, entry.offset, entry.shape) is not None
 
-    for content in contents(opened, wanted):
+    for content in opened.contents(wanted):
         if content.is_state:
             filled[content.name] += _put(live[content.name], boxes[content.name], content)
         else:
@@ -146,9 +180,9 @@ def _slices(begin: tuple[int, ...], size: tuple[int, ...], origin: tuple[int, ..
     return tuple(slice(at - zero, at - zero + n) for at, n, zero in zip(begin, size, origin, strict=True))
 
 
-def _check_same(everything: Catalogue, opened: Opened) -> None:
+def _check_same(everything: Catalogue, opened: Stored | Exchanged) -> None:
     """Raise StateError when the checkpoint's tensors are not those of the model, over all ranks."""
-    stored = {name: TensorInfo(name, facts.dtype, facts.shape) for name, facts in facts_of(opened).items()}
+    stored = {name: TensorInfo(name, facts.dtype, facts.shape) for name, facts in opened.facts().items()}
     differences = sorted(unexpected(stored, everything.tensors))
     ties = opened.meta.get("ties", {})
     if ties != everything.ties:

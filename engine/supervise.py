@@ -19,13 +19,36 @@ GRACE = 3  # times the limit, for ranks that lost another one, and for those who
 STACK_S = 0.3  # time for the stack to reach the log
 
 
+@dataclass(frozen=True)
+class Sight:
+    """A rank's counter as it is seen now, of this node or told by another."""
+
+    rank: int
+    pid: int
+    count: int
+    step: int
+    alive: bool
+
+
 @dataclass
 class _Seen:
     """What is known of one rank's counter, in the watcher's own monotonic time."""
 
-    beat: Beat
+    beat: Sight
     changed: float
     longest: float = 0.0
+
+
+class Elsewhere:
+    """The ranks of other nodes; of a run on one node there are none."""
+
+    def sights(self) -> list[Sight] | None:
+        """Their counters; None while a node that should tell of its own does not."""
+        return []
+
+    def end_rank(self, rank: int) -> bool:
+        """Have a rank ended that stands still, its stack written down; False when it is one of this node."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -40,12 +63,17 @@ class Hang:
 class Supervisor:
     """Watches the counters of this node's ranks from a thread of the launcher. Use as a context manager."""
 
-    def __init__(self, memory: MemoryDir, timeout_s: float, on_unnoticed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, memory: MemoryDir, timeout_s: float, on_unnoticed: Callable[[], None] = lambda: None,
+        elsewhere: Elsewhere | None = None, *, judges: bool = True,
+    ) -> None:  # fmt: skip
         """Watch with this time-out.
 
         `on_unnoticed` is called when all ranks have ended and we still watch: whoever was to tell of it stands still.
+        One supervisor of all nodes judges which rank the others wait for; it is told of the ranks `elsewhere`.
         """
         self.memory, self.timeout_s, self.on_unnoticed = memory, timeout_s, on_unnoticed
+        self.elsewhere, self.judges = elsewhere or Elsewhere(), judges
         self.hangs: list[Hang] = []
         self._seen: dict[int, _Seen] = {}
         self._all_ended: float | None = None
@@ -71,7 +99,10 @@ class Supervisor:
     def _look(self, now: float) -> None:
         beats = read_heartbeats(self.memory)
         self._look_for_end(beats, now)
-        for beat in beats:
+        others = self.elsewhere.sights() if self.judges else None
+        if others is None:
+            return
+        for beat in [*map(_sight, beats), *others]:
             seen = self._seen.get(beat.rank)
             if seen is None or seen.beat.pid != beat.pid:
                 self._seen[beat.rank] = _Seen(beat, now)
@@ -80,6 +111,8 @@ class Supervisor:
                 if seen.beat.count > 0 and (seen.beat.step > 0) == (beat.step > 0):
                     seen.longest = max(seen.longest, now - seen.changed)
                 seen.beat, seen.changed = beat, now
+            else:
+                seen.beat = beat
         behind, bereft = self._behind()
         if behind is None:
             return
@@ -104,14 +137,29 @@ class Supervisor:
         at_work = [seen for seen in self._seen.values() if 0 < seen.beat.step < DONE_STEP]
         if len(at_work) < len(self._seen):
             return None, False
-        alive = [seen for seen in at_work if is_alive(seen.beat)]
+        alive = [seen for seen in at_work if seen.beat.alive]
         slowest = min(alive, key=lambda seen: (seen.beat.count, seen.changed), default=None)
         return slowest, len(alive) < len(at_work)
 
     def _end(self, seen: _Seen, now: float) -> None:
         self.hangs.append(Hang(seen.beat.rank, seen.beat.step, now - seen.changed))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(seen.beat.pid, signal.SIGUSR2)  # faulthandler writes all stacks into the rank's log
-            time.sleep(STACK_S)
-            os.kill(seen.beat.pid, signal.SIGKILL)
+        if not self.elsewhere.end_rank(seen.beat.rank):
+            end_with_stack(seen.beat.pid)
         self._seen.clear()
+
+
+def _sight(beat: Beat) -> Sight:
+    return Sight(beat.rank, beat.pid, beat.count, beat.step, is_alive(beat))
+
+
+def sights_of(memory: MemoryDir) -> list[Sight]:
+    """The counters of this node's ranks."""
+    return [_sight(beat) for beat in read_heartbeats(memory)]
+
+
+def end_with_stack(pid: int) -> None:
+    """Have a worker write the stacks of its threads into its log, and kill it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR2)  # faulthandler does that
+        time.sleep(STACK_S)
+        os.kill(pid, signal.SIGKILL)

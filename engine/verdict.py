@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..specs.codes import Code
+from ..specs.models import Spec
 from ..tiers.layout import RunDir
 from .agent import Ended
 from .job import WorkerError, read_error
@@ -32,6 +33,12 @@ class Fault:
     detail: str
     final: bool
     code: Code
+    node: int | None = None
+    """The node, where no rank of it is to blame."""
+
+    def node_of(self, spec: Spec) -> int | None:
+        """The node that it happened on."""
+        return self.node if self.rank is None else self.rank // spec.cluster.workers_per_node
 
 
 @dataclass
@@ -61,13 +68,26 @@ class RestartBudget:
 
 
 def find_fault(run: RunDir, attempt: int, ended: Ended, hangs: Sequence[Hang], world: int) -> Fault:
-    """Name the rank that failed first; what others say of a lost connection is only a consequence."""
+    """Name the rank that failed first, by the notes that the ranks have left."""
+    return judge(ended, notes_of(run, attempt, range(world)), hangs, world)
+
+
+def notes_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> list[WorkerError]:
+    """What these ranks of one node have left, the oldest first."""
+    errors = [error for rank in ranks if (error := read_error(run, attempt, rank)) is not None]
+    return sorted(errors, key=lambda error: error.time)
+
+
+def judge(ended: Ended, errors: Sequence[WorkerError], hangs: Sequence[Hang], world: int) -> Fault:
+    """Name the rank that failed first; what others say of a lost connection is only a consequence.
+
+    `errors` come in the order in which they became known: the clocks of two nodes do not compare.
+    """
     if hangs:
         hang = hangs[0]
         detail = f"rank {hang.rank} stood still for {hang.silent_s:.1f} s in step {hang.step}; its stack is in its log"
         return Fault(hang.rank, "hang", detail, final=False, code=Code.FAILED)
-    errors = [error for rank in range(world) if (error := read_error(run, attempt, rank)) is not None]
-    causes = sorted((e for e in errors if not _is_consequence(e)), key=lambda e: (not e.final, e.time))
+    causes = sorted((e for e in errors if not _is_consequence(e)), key=lambda e: not e.final)
     if causes and causes[0].final:
         return _from_error(causes[0])
     silent = {rank: code for rank, code in ended.exit_codes.items() if all(e.rank != rank for e in errors)}
@@ -98,7 +118,7 @@ def _left(ended: Ended, silent: dict[int, int], errors: Sequence[WorkerError], w
     if silent:
         rank, code = sorted(silent.items())[0]
         return Fault(rank, "exited", f"rank {rank} left with exit code {code}", final=False, code=Code.FAILED)
-    return _from_error(min(errors, key=lambda e: e.time))
+    return _from_error(errors[0])
 
 
 def _from_error(error: WorkerError) -> Fault:

@@ -16,7 +16,7 @@ from ..specs.models import Spec
 from ..tiers import faults
 from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
-from ..tiers.layout import RunDir, Version
+from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from .catalogue import catalogue, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
@@ -24,6 +24,7 @@ from .control import Control, beginning
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
+from .exchange import Exchange
 from .forks import die_with_parent
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
@@ -53,7 +54,7 @@ class Worker:
     def __init__(self, job: Job, stop: StopFlag) -> None:
         """Read what the run is; nothing is built yet."""
         self.job = job
-        self.run = RunDir(Path(job.run_dir))
+        self.run = job.run
         self.memory = MemoryDir(Path(job.memory_dir))
         self.spec: Spec = spec_from_json(read(self.run.spec))
         self.plan: Plan = plan_from_json(read(self.run.plan))
@@ -107,6 +108,7 @@ class Worker:
             context.rank,
             context.all_agree,
             self.run.spool,
+            Exchange(self.memory, context, context.storage) if context.storage is not None else None,
         )
         self._take_position(restored, parts, reporter)
         digest = state_digest_of(parts.state, context)
@@ -230,7 +232,7 @@ def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
     except Exception as error:
         code = exit_code_of(error)
         final = isinstance(error, tuple(FINAL_ERRORS))
-        write_error(RunDir(Path(job.run_dir)), job.attempt, rank, error, code, final=final)
+        write_error(job.run, job.attempt, rank, error, code, final=final)
         raise
 
 

@@ -19,6 +19,8 @@ ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
 HELD_OUT = 0.01
 """Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+RENDEZVOUS_PATTERN = r"^(auto|([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5})$"
+INTERFACE_PATTERN = r"^[^\s/,:]{1,15}$"
 
 
 class GptModel(Decoder):
@@ -176,15 +178,15 @@ class Mtbf(Block):
 class ComputeChannel(Block):
     """Carries gradients."""
 
-    interface: Literal["auto"] = "auto"
-    """Network interface."""
+    interface: Annotated[str, Field(pattern=INTERFACE_PATTERN)] = "auto"
+    """Network interface of every node; auto: the one by which the nodes reach each other's rendezvous."""
 
 
 class StorageChannel(Block):
     """Carries checkpoints."""
 
-    interface: Literal["auto"] = "auto"
-    """Network interface."""
+    interface: Annotated[str, Field(pattern=INTERFACE_PATTERN)] = "auto"
+    """Network interface of every node; auto: that of the compute channel."""
     bandwidth: Literal["auto"] | Bandwidth = "auto"
     """Bytes per second and rank that a copy into the memory tier reaches; auto: taken from the device."""
     shared: Literal["auto"] | bool = "auto"
@@ -237,8 +239,10 @@ class Cluster(Block):
     """The device the planner assumes; auto: the one of this machine."""
     hardware: Hardware = Hardware()
     """Figures of the hardware that replace the planner's."""
-    rendezvous: Literal["auto"] = "auto"
-    """Where the nodes meet."""
+    rendezvous: Annotated[str, Field(pattern=RENDEZVOUS_PATTERN)] = "auto"
+    """Where the nodes meet: `HOST:PORT`, an address of node 0; auto: nowhere, for a run on one node."""
+    rejoin_timeout: Seconds = 600.0
+    """Longest wait for a node that has not come yet, or that died and is to be started again."""
     max_restarts: WholeNumber = 3
     """Restarts in a row without a finished step between them that are allowed."""
     heartbeat_timeout: Seconds = 10.0

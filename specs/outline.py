@@ -12,7 +12,15 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from .block import Block
-from .models import ENDPOINT_PATTERN, ENTRY_PATTERN, NAME_PATTERN, URL_PATTERN, Spec
+from .models import (
+    ENDPOINT_PATTERN,
+    ENTRY_PATTERN,
+    INTERFACE_PATTERN,
+    NAME_PATTERN,
+    RENDEZVOUS_PATTERN,
+    URL_PATTERN,
+    Spec,
+)
 from .tree import KeyPath
 from .units import parse_bandwidth, parse_bytes, parse_flops, parse_fraction, parse_seconds
 
@@ -31,6 +39,8 @@ _PATTERNS = {
     NAME_PATTERN: "1 to 64 letters, digits, `.`, `_` or `-`, with a letter or digit first",
     URL_PATTERN: "`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`",
     ENDPOINT_PATTERN: "an address like `http://minio:9000`",
+    RENDEZVOUS_PATTERN: "`auto`, or `HOST:PORT` of node 0, like `node0:29500`",
+    INTERFACE_PATTERN: "`auto`, or the name of a network interface, like `eth0`",
 }
 
 

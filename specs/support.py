@@ -73,14 +73,8 @@ def _cluster(root: Node) -> Iterator[Finding]:
     nodes = _text(root, ("cluster", "nodes"))
     if nodes is not None and _ELASTIC.fullmatch(nodes):
         yield _refusal(("cluster", "nodes"), "an elastic number of nodes", "one whole number works today")
-    place = find(root, ("cluster", "rendezvous"))
-    if isinstance(place, Scalar) and isinstance(place.value, str) and place.value not in ("", "auto"):
-        yield _refusal(("cluster", "rendezvous"), "a rendezvous of your own", "`auto` works today")
-    for channel in ("compute", "storage"):
-        path = ("cluster", "channels", channel, "interface")
-        text = _text(root, path)
-        if text not in (None, "", "auto"):
-            yield _refusal(path, "choosing the network interface", "`auto` works today")
+    if (_text(root, ("cluster", "rendezvous")) or "").lower() == "slurm":
+        yield _refusal(("cluster", "rendezvous"), "the rendezvous `slurm`", "`HOST:PORT` of node 0 works today")
 
 
 def planned(root: Node) -> list[Finding]:

@@ -74,9 +74,9 @@ class Drainer:
     def __init__(self, job: DrainJob) -> None:
         """Prepare for one run on one node."""
         self.job = job
-        self.run = RunDir(Path(job.run_dir))
+        self.run = RunDir(Path(job.run_dir), job.node)
         self.memory = MemoryDir(Path(job.memory_dir), job.ranks)
-        group = Group(job.node, job.nodes, job.patience_s)
+        group = Group(job.node, job.nodes, job.patience_s, self._is_off)
         writers = [Writer(tier, self.run, job.run_id, group, self.memory.note_taken_over) for tier in job.tiers]
         for writer in writers:
             writer.closed = writer.name in self.memory.taken_over()
@@ -174,6 +174,10 @@ class Drainer:
         self.drain_pending()
         if newest is not None and self._has(newest):
             self.memory.remove()
+
+    def _is_off(self, version: Version) -> bool:
+        """Tell whether the launcher has taken the marks of a version away."""
+        return all(record.version != version for slot in self.memory.pending() if (record := slot.record()))
 
     def _has(self, version: Version) -> bool:
         return any(writer.holds(version) for writer in self.writers)

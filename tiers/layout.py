@@ -84,44 +84,50 @@ def shard_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Paths of one run."""
+    """Paths of one run; what a node other than node 0 has for itself lies in a folder of its own."""
 
     root: Path
+    node: int = 0
+
+    @property
+    def own(self) -> Path:
+        """Folder of the files that each node has for itself."""
+        return self.root / f"node-{self.node:05d}" if self.node else self.root
 
     @property
     def run(self) -> Path:
         """Who this run is: id, name, when it began."""
-        return self.root / "run.json"
+        return self.own / "run.json"
 
     @property
     def spec(self) -> Path:
         """The spec as it is used."""
-        return self.root / "spec.json"
+        return self.own / "spec.json"
 
     @property
     def former(self) -> Path:
         """Places where the run had tiers and has none now."""
-        return self.root / "former-tiers.json"
+        return self.own / "former-tiers.json"
 
     @property
     def plan(self) -> Path:
         """The plan as it is used."""
-        return self.root / "plan.json"
+        return self.own / "plan.json"
 
     @property
     def lock(self) -> Path:
         """Held by the one process that drives the run."""
-        return self.root / "lock"
+        return self.own / "lock"
 
     @property
     def metrics(self) -> Path:
         """One line per step."""
-        return self.root / "metrics.jsonl"
+        return self.own / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
         """One line per event."""
-        return self.root / "events.jsonl"
+        return self.own / "events.jsonl"
 
     @property
     def logs(self) -> Path:
@@ -141,8 +147,21 @@ class RunDir:
         return self.attempt(attempt) / f"rank-{rank:05d}.error.json"
 
     def job(self, attempt: int) -> Path:
-        """What the workers of one attempt are told."""
-        return self.attempt(attempt) / "job.json"
+        """What the workers of one attempt are told on this node."""
+        return self.attempt(attempt) / f"job{self._mark}.json"
+
+    def agent_log(self, attempt: int) -> Path:
+        """What the agent of this node has to say of one attempt."""
+        return self.attempt(attempt) / f"agent{self._mark}.log"
+
+    @property
+    def drainer_log(self) -> Path:
+        """Last words of this node's drainer."""
+        return self.logs / f"drainer{self._mark}.log"
+
+    @property
+    def _mark(self) -> str:
+        return f"-{self.node:05d}" if self.node else ""
 
     def disk(self, path: str) -> Path:
         """Folder of a disk tier; relative paths lie in the run."""
@@ -151,7 +170,7 @@ class RunDir:
     @property
     def spool(self) -> Path:
         """Copies of remote files while they are read; cleared at every start."""
-        return self.root / "spool"
+        return self.own / "spool"
 
     def next_attempt(self, used: int = 0) -> int:
         """Take the number after all that have a log, and after `used`; its folder keeps anybody else from taking it."""
@@ -159,6 +178,11 @@ class RunDir:
         number = max(self.last_attempt(), used) + 1
         self.attempt(number).mkdir()
         return number
+
+    def take_part(self, attempt: int) -> None:
+        """Make the folder of an attempt that node 0 has begun, where node 0's is not seen here."""
+        self.logs.mkdir(exist_ok=True)
+        self.attempt(attempt).mkdir(exist_ok=True)
 
     def last_attempt(self) -> int:
         """Highest attempt number that has a log, 0 for none; logs can be lost: see lineage.highest_attempt."""

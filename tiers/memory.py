@@ -15,6 +15,7 @@ import shutil
 import stat
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -190,13 +191,17 @@ class MemoryDir:
                 complete[version] = [records[rank] for rank in wanted]
         return complete
 
-    def settle(self) -> None:
-        """After the workers are gone: keep drain marks of whole versions only, on all their ranks."""
+    def settle(self, wanted: Collection[Version] | None = None) -> None:
+        """After the workers are gone: keep drain marks of whole versions only, on all their ranks.
+
+        `wanted`: mark these and no others, as all nodes have agreed.
+        """
         whole = self.whole()
-        wanted = {record.version for slot in self.pending() if (record := slot.record())}
+        if wanted is None:
+            wanted = {record.version for slot in self.pending() if (record := slot.record())}
         for slot in self.all_slots():
             record = slot.record()
-            if record is not None and record.version in wanted & whole.keys():
+            if record is not None and record.version in wanted and record.version in whole:
                 slot.drain_mark.touch()
             else:
                 slot.drain_mark.unlink(missing_ok=True)
@@ -220,18 +225,19 @@ class MemoryDir:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def memory_dir(run: RunDir) -> MemoryDir:
-    """Where a run's snapshots lie on this node: the name follows from the run's folder."""
+def memory_dir(run: RunDir, ranks: tuple[int, ...] | None = None) -> MemoryDir:
+    """Where a run's snapshots lie on this node: the name follows from the run's folder and the node's rank."""
     key = hashlib.sha256(os.fsencode(run.root.resolve())).hexdigest()[:16]
-    return MemoryDir(TMPFS / f"dtrain-{os.getuid()}-{key}")
+    return MemoryDir(TMPFS / f"dtrain-{os.getuid()}-{key}{f'-n{run.node}' if run.node else ''}", ranks)
 
 
-def open_memory_dir(run: RunDir, run_id: str) -> MemoryDir:
+def open_memory_dir(run: RunDir, run_id: str, ranks: tuple[int, ...] | None = None) -> MemoryDir:
     """Make or reuse the run's folder on tmpfs; what another run left under the same name is removed.
 
-    Raises MemoryTierError when tmpfs is missing or the name is taken by somebody else.
+    `ranks` are those of this node, None for all. Raises MemoryTierError when tmpfs is missing or the name is taken by
+    somebody else.
     """
-    memory = memory_dir(run)
+    memory = memory_dir(run, ranks)
     if not os.access(TMPFS, os.W_OK):
         raise MemoryTierError(
             f"{TMPFS} is missing or not writable; snapshots need a tmpfs there (mount -t tmpfs tmpfs {TMPFS})"
@@ -255,8 +261,8 @@ def follow_folder(memory: MemoryDir, root: Path) -> MemoryDir:
 
     They stay where they are when that name is taken by others. Raises OSError.
     """
-    run, run_id = RunDir(root), owner_of(memory)
-    moved = memory_dir(run)
+    run, run_id = RunDir(root, _node_of(memory.path)), owner_of(memory)
+    moved = memory_dir(run, memory.ranks)
     if run_id is None or moved.path.exists():
         return memory
     memory.path.rename(moved.path)
@@ -265,7 +271,17 @@ def follow_folder(memory: MemoryDir, root: Path) -> MemoryDir:
 
 
 def _sign(memory: MemoryDir, run: RunDir, run_id: str) -> None:
-    replace(memory.path / OWNER, dumps({"run_id": run_id, "output_dir": str(run.root.resolve())}))
+    owner = {"run_id": run_id, "output_dir": str(run.root.resolve()), "node": run.node}
+    replace(memory.path / OWNER, dumps(owner))
+
+
+def _node_of(path: Path) -> int:
+    """Of which node these snapshots are; those of a run on one node say nothing."""
+    try:
+        node = read(path / OWNER).get("node")
+    except Unreadable:
+        return 0
+    return node if isinstance(node, int) else 0
 
 
 def owner_of(memory: MemoryDir) -> str | None:
@@ -312,7 +328,7 @@ def _why_useless(path: Path) -> str | None:
     """Why nobody can ever go on from the snapshots there; None when somebody may."""
     try:
         owner = read(path / OWNER)
-        run = RunDir(Path(str(owner["output_dir"])))
+        run = RunDir(Path(str(owner["output_dir"])), _node_of(path))
         current = read(run.run)["run_id"]
     except (Unreadable, KeyError, ValueError):
         empty = not MemoryDir(path).all_slots() and not (path / OWNER).exists() and not _is_young(path)
@@ -323,7 +339,7 @@ def _why_useless(path: Path) -> str | None:
 def _whose(path: Path) -> str | None:
     """Whose snapshots are out of their run's reach, and why; None when the run can go on from them."""
     try:
-        run = RunDir(Path(str(read(path / OWNER)["output_dir"])))
+        run = RunDir(Path(str(read(path / OWNER)["output_dir"])), _node_of(path))
     except (Unreadable, KeyError) as error:
         return f"a run that does not say where it is ({error})"
     if not run.root.exists():

@@ -43,11 +43,17 @@ class Group:
     nodes: int
     patience_s: float = 60.0
     """Longest wait for another node."""
+    is_off: Callable[[Version], bool] = lambda _: False
+    """Whether the nodes have agreed meanwhile that a version is not to be written."""
 
     @property
     def leads(self) -> bool:
         """Tell whether this node writes the manifest."""
         return self.node == 0
+
+
+class CalledOff(Unreadable):
+    """The nodes have agreed not to write a version: after a fault it was not whole on every one of them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
         f"node {group.node} sees no checkpoint of {version} begun by node 0 in {where}: if the folder is not shared "
         "between the nodes, use one that is"
     )
-    invited = _wait(lambda: _invited(tier, version), group, unseen)
+    invited = _wait(lambda: _invited(tier, version), group, version, unseen)
     for _ in range(MAX_TRIES):  # once more whenever node 0 begins anew, having thrown the try before away
         try:
             _add_part(tier, invited, part, sources, group)
@@ -98,8 +104,8 @@ def _join(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
             time.sleep(POLL_S)  # the folder was cleared under our hands
         else:
             taken = partial(_taken, tier, invited.folder, version, group.node)
-            _wait(taken, group, f"node 0 has not committed {version} in {where}")
-        found = _wait(lambda: _seen(tier, version), group, f"node 0 has given up {version} in {where}")
+            _wait(taken, group, version, f"node 0 has not committed {version} in {where}")
+        found = _wait(lambda: _seen(tier, version), group, version, f"node 0 has given up {version} in {where}")
         if found.checkpoint is not None:
             return found.checkpoint
         assert found.invitation is not None
@@ -162,7 +168,7 @@ def _part_of(tier: Tier, folder: str, node: int, word: str, version: Version, gr
             tier.store.delete(folder, [part_name(node)])
         return None
 
-    return _wait(read, group, f"node {node} has not added its part of {version} to {tier.store.where}")
+    return _wait(read, group, version, f"node {node} has not added its part of {version} to {tier.store.where}")
 
 
 def _values(data: bytes, tier: Tier, folder: str, node: int) -> dict[str, Any]:
@@ -177,9 +183,11 @@ def _values(data: bytes, tier: Tier, folder: str, node: int) -> dict[str, Any]:
     raise Unreadable(f"{tier.store.where}/{folder}/{part_name(node)}: not the note of a node")
 
 
-def _wait(look: Callable[[], _Found | None], group: Group, words: str) -> _Found:
+def _wait(look: Callable[[], _Found | None], group: Group, version: Version, words: str) -> _Found:
     deadline = time.monotonic() + group.patience_s
     while (found := look()) is None:
+        if group.is_off(version):
+            raise CalledOff(f"{version} is not whole on every node")
         if time.monotonic() > deadline:
             raise StoreError(f"{words} (waited {group.patience_s:.0f} s)")
         time.sleep(POLL_S)

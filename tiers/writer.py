@@ -200,6 +200,8 @@ class Writer:
         if self._known is not None:
             self._known.add(content.version)
         if isinstance(content, Part):
+            if content.version in self.verified:
+                return  # the nodes have agreed on it anew while it was being written
             checkpoint = write_together(tier, content, sources, self.group)
         else:
             checkpoint = tier.write(content, sources)

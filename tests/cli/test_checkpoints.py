@@ -11,8 +11,8 @@ import pytest
 from tests.cli.checkpoints import SPEC, Ended, Run, dtrain, flip
 from tests.tiers.build import RUN_ID, TENSORS, digest_of
 
-from dtrain.cli.difference import changes
 from dtrain.cli.view_format import human_bytes
+from dtrain.specs.difference import changes
 from dtrain.tiers.jsonfile import dumps, read, replace
 from dtrain.tiers.layout import Version
 from dtrain.tiers.manifest import Manifest

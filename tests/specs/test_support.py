@@ -22,14 +22,7 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
     "elastic, unquoted": ("nodes: 2, w", "nodes: 2:4, w", "cluster.nodes", "one whole number"),
     "elastic, dots": ("nodes: 2, w", "nodes: 2..4, w", "cluster.nodes", "one whole number"),
-    "slurm": ("device: cpu", "rendezvous: slurm", "cluster.rendezvous", "`auto`"),
-    "host and port": ("device: cpu", 'rendezvous: "node0:29500"', "cluster.rendezvous", "`auto`"),
-    "compute interface": (
-        "device: cpu", "channels: {compute: {interface: eth0}}", "cluster.channels.compute.interface", "`auto`",
-    ),
-    "storage interface": (
-        "device: cpu", "channels: {storage: {interface: ib0}}", "cluster.channels.storage.interface", "`auto`",
-    ),
+    "slurm": ("device: cpu", "rendezvous: slurm", "cluster.rendezvous", "`HOST:PORT`"),
     "peer": (
         "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type",
         "`memory`, `disk` and `object`",
@@ -67,7 +60,8 @@ def test_planned_words_are_refused_together(desk: Desk) -> None:
         "strategy: {tp: 1, pp: 1, dp_shard: 1}",
         "strategy: {tp: true, pp: [2], dp_shard: two}",
         "strategy: [tp]",
-        "cluster: {nodes: 2, rendezvous: auto, channels: {compute: {interface: auto}}}",
+        "cluster: {nodes: 2, rendezvous: auto, channels: {compute: {interface: eth0}}}",
+        'cluster: {rendezvous: "node0:29500"}',
         "tiers: peer",
         "training: {precision: ~}",
         "model: hf",

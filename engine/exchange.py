@@ -1,0 +1,195 @@
+"""A checkpoint in the memory of several nodes: each gives the shards that it has to the ranks that need them.
+
+First every rank tells which shards it has, with their headers and digests; then which pieces it wants. From that all
+know the same order of transfers: shard by shard, piece by piece, from the one rank that has it to those that want it,
+in chunks over the storage channel. A piece that all want is broadcast. Nothing goes through a disk, and no message is
+a pickle. Whatever is wrong with a piece, all ranks go through all transfers, so nobody waits for one that gave up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..tiers.digest import digest
+from ..tiers.jsonfile import Unreadable, dumps
+from ..tiers.memory import MemoryDir, SlotRecord, parse_record
+from ..tiers.recovery import Candidate, Content, Wanted
+from ..tiers.shardfile import Shard, ShardReader, parse_header
+from ..tiers.whole import Facts
+from .context import Context
+
+CHUNK = 8 * 2**20
+"""Most bytes of one message."""
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Given:
+    """A shard, and the rank that gives it."""
+
+    giver: int
+    shard: Shard
+    record: SlotRecord
+
+
+class Exchange:
+    """Opens checkpoints that lie in the memory of several nodes."""
+
+    def __init__(self, memory: MemoryDir, context: Context, group: dist.ProcessGroup) -> None:
+        """Give what is in this node's `memory`, over `group`."""
+        self.memory, self.context, self.group = memory, context, group
+
+    def open(self, candidate: Candidate) -> Exchanged:
+        """Learn who has which shard; every rank must call it. Raises Unreadable, on all ranks alike."""
+        heard = self.context.gather_bytes(self._what_we_have(candidate))
+        given: dict[int, Given] = {}
+        reason = ""
+        try:
+            for rank, said in enumerate(heard):
+                given |= {one.shard.rank: one for one in _understood(rank, said) if one.shard.rank not in given}
+            _check_complete(given, candidate)
+        except Unreadable as error:
+            reason = str(error)
+        if not self.context.all_agree(not reason):
+            raise Unreadable(reason or "another rank could not understand what the nodes have in memory")
+        return Exchanged(candidate, [given[rank] for rank in sorted(given)], self)
+
+    def _what_we_have(self, candidate: Candidate) -> bytes:
+        """This rank's own shard: header and commit record, or why there is none."""
+        try:
+            with ExitStack() as stack:
+                record, reader = self.reader(candidate, self.context.rank, stack)
+                with reader.head() as head:
+                    header = base64.b64encode(head).decode()
+                return dumps({"record": json.loads(record.to_bytes()), "header": header})
+        except Unreadable as error:
+            return dumps({"error": str(error)})
+
+    def reader(self, candidate: Candidate, rank: int, stack: ExitStack) -> tuple[SlotRecord, ShardReader]:
+        """A shard in this node's memory, mapped until `stack` is left. Raises Unreadable."""
+        for slot in self.memory.all_slots():
+            record = slot.record() if slot.rank == rank else None
+            if record is not None and record.version == candidate.version and record.world == slot.world:
+                return record, stack.enter_context(ShardReader(slot.file))
+        raise Unreadable(f"{candidate.version} of rank {rank} is not in the memory of its node")
+
+
+class Exchanged:
+    """A checkpoint in the memory of several nodes, its description known to all."""
+
+    def __init__(self, candidate: Candidate, given: Sequence[Given], exchange: Exchange) -> None:
+        """`given` are all shards, by rank."""
+        self.candidate, self.given, self.exchange = candidate, given, exchange
+        self.meta: dict[str, Any] = given[0].record.meta
+
+    def facts(self) -> dict[str, Facts]:
+        """Every tensor of the state by name."""
+        found: dict[str, Facts] = {}
+        for one in self.given:
+            for entry in one.shard.entries:
+                if entry.is_state:
+                    before = found[entry.name].pieces if entry.name in found else 0
+                    found[entry.name] = Facts(entry.dtype, entry.global_shape, before + 1)
+        return found
+
+    def contents(self, wanted: Wanted) -> Iterator[Content]:
+        """The pieces that this rank wants, verified; every rank must go through to the end.
+
+        Raises Unreadable at the end, when a piece of this rank did not arrive as it was stored.
+        """
+        context = self.exchange.context
+        mine = bytes(wanted(entry, one.shard.rank) for one in self.given for entry in one.shard.entries)
+        wishes = context.gather_bytes(mine)
+        position, wrong = 0, ""
+        buffer = torch.empty(CHUNK, dtype=torch.uint8)
+        for one in self.given:
+            with ExitStack() as stack:
+                reader, offsets = None, one.shard.offsets()
+                if one.giver == context.rank:
+                    try:
+                        reader = self.exchange.reader(self.candidate, one.shard.rank, stack)[1]
+                    except Unreadable as error:
+                        wrong = wrong or str(error)
+                for index, entry in enumerate(one.shard.entries):
+                    takers = [rank for rank, wish in enumerate(wishes) if wish[position]]
+                    position += 1
+                    stored = reader.data(index, offsets) if reader is not None else None
+                    data = self._pass_on(one.giver, takers, entry.nbytes, stored, buffer)
+                    if stored is not None:
+                        stored.release()
+                    if data is None:
+                        continue
+                    if digest(data) != one.record.digests[index]:
+                        wrong = wrong or f"rank {one.shard.rank}'s {entry.name} does not match its digest"
+                        continue
+                    yield Content(
+                        one.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
+                        entry.is_state, memoryview(data),
+                    )  # fmt: skip
+        if wrong:
+            raise Unreadable(f"{self.candidate.version} in memory: {wrong}")
+
+    def _pass_on(
+        self, giver: int, takers: Sequence[int], nbytes: int, stored: memoryview | None, buffer: torch.Tensor
+    ) -> bytearray | None:
+        """Move one piece from its giver to its takers; what a taker gets, None for any other rank."""
+        rank, group = self.exchange.context.rank, self.exchange.group
+        others = [taker for taker in takers if taker != giver]
+        taken = bytearray(nbytes) if rank in takers else None
+        if rank != giver and taken is None and not self._is_for_all(giver, others):
+            return None
+        for begin in range(0, nbytes, CHUNK):
+            size = min(CHUNK, nbytes - begin)
+            chunk = buffer[:size]
+            if stored is not None:
+                chunk.numpy()[:] = memoryview(stored)[begin : begin + size]
+            if self._is_for_all(giver, others):
+                dist.broadcast(chunk, giver, group=group)
+            elif rank == giver:
+                for taker in others:
+                    dist.send(chunk, taker, group=group)
+            elif rank in others:
+                dist.recv(chunk, giver, group=group)
+            if taken is not None:
+                taken[begin : begin + size] = chunk.numpy().data
+        return taken
+
+    def _is_for_all(self, giver: int, others: Sequence[int]) -> bool:
+        """Tell whether every rank but the giver wants a piece."""
+        return len(others) == self.exchange.context.world - 1 and bool(others) and giver not in others
+
+
+def _understood(rank: int, said: bytes) -> list[Given]:
+    """The shards that a rank gives. Raises Unreadable."""
+    try:
+        heard = json.loads(said)
+        if "error" in heard:
+            raise Unreadable(str(heard["error"]))
+        record = parse_record(heard["record"], f"rank {rank}")
+        header = base64.b64decode(heard["header"], validate=True)
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        raise Unreadable(f"rank {rank} does not say what it has ({error})") from error
+    shard = parse_header(header[_LENGTH:], f"the shard of rank {record.rank}")
+    if digest(header) != record.header_digest or len(shard.entries) != len(record.digests):
+        raise Unreadable(f"the shard of rank {record.rank}: the header does not match the commit record")
+    return [Given(rank, shard, record)]
+
+
+def _check_complete(given: dict[int, Given], candidate: Candidate) -> None:
+    """All shards of one snapshot are there. Raises Unreadable."""
+    worlds = {one.record.world for one in given.values()}
+    runs = {one.record.run_id for one in given.values()}
+    if len(worlds) != 1 or len(runs) != 1:
+        raise Unreadable(f"{candidate.version}: the nodes have snapshots of different runs in memory")
+    missing = sorted(set(range(max(worlds))) - given.keys())
+    if missing:
+        raise Unreadable(f"{candidate.version}: the shard of rank {missing[0]} is in no node's memory")

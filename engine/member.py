@@ -1,0 +1,241 @@
+"""The launcher of a node other than node 0: does what node 0 says, and tells it what happens here."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..planners.plan import Plan
+from ..specs.codes import Code
+from ..specs.models import Spec
+from ..tiers.agree import look, versions_from
+from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.journal import take_notes
+from ..tiers.jsonfile import dumps, replace
+from ..tiers.layout import RunDir, Version
+from ..tiers.memory import MemoryDir
+from ..tiers.places import place_of, slow_tiers
+from ..tiers.recovery import MEMORY, Candidate, candidate_from_json
+from ..tiers.store import Place
+from .agent import Interrupted, Seat, StopSignals
+from .drain import DrainerProcess
+from .forks import NurseryProcess
+from .launch import DRAINER_PATIENCE_S, drain_job
+from .line import Line, Message
+from .network import LOOPBACK, interface_of, interfaces
+from .outcome import Outcome
+from .shift import Shifts
+from .supervise import end_with_stack, sights_of
+from .team import GRACE_S
+
+TURN_S = 0.02
+INTERRUPT_S = 5.0
+"""Longest wait for node 0 to end the run after Ctrl-C here."""
+
+
+class GivenUp(Exception):
+    """Node 0 has declared this node dead, while it was stopped or cut off; it may join again."""
+
+
+class HostLost(Exception):
+    """Node 0 is gone, and the run with it."""
+
+
+class Member:
+    """One node of several; node 0 decides."""
+
+    def __init__(
+        self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
+        nursery: NurseryProcess | None, line: Line, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Prepare; nothing is started yet. `say` tells a person what goes on."""
+        self.run, self.spec, self.memory, self.line, self.say = run, spec, memory, line, say
+        self.tiers = slow_tiers(spec, run, run_id)
+        self.signals = StopSignals()
+        self.shifts = Shifts(run, spec, memory, run_id, import_paths, nursery, self.signals, say)
+        patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
+        job = drain_job(spec, plan, run, memory, run_id)
+        self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
+        self.attempt = 0
+        self._over_since: float | None = None
+        self._grace_s = GRACE_S
+        self._deadline: float | None = None
+        self._started = time.monotonic()
+        line.sign = self._sign
+
+    def serve(self) -> Outcome:
+        """Work until node 0 says that the run is over. Raises GivenUp."""
+        with self.signals:
+            try:
+                self.drainer.start()
+                self.line.post({"kind": "ready"})
+                return self._serve()
+            except HostLost as lost:
+                return self._without_host(str(lost))
+            finally:
+                for beat in read_heartbeats(self.memory):
+                    end_group(beat)
+
+    def _serve(self) -> Outcome:
+        while True:
+            message = self._next()
+            kind = message.get("kind")
+            if kind == "ask":
+                self.line.post({"kind": "held", "question": message["question"], **self._held()})
+            elif kind == "attempt":
+                self._work(message)
+            elif kind == "carry":
+                self._carry(message)
+                self.line.post({"kind": "carried"})
+            elif kind == "end":
+                return self._end(message)
+            elif kind == "dead":
+                self.drainer.stop(timeout_s=0.0)
+                raise GivenUp(str(message.get("detail")))
+
+    def _held(self) -> dict[str, Any]:
+        return look(self.memory, self.tiers).to_json()
+
+    def _sign(self) -> Message:
+        """What goes with every sign of life: the counters of our ranks."""
+        ranks = [[s.rank, s.pid, s.count, s.step, int(s.alive)] for s in sights_of(self.memory)]
+        return {"attempt": self.attempt, "ranks": ranks}
+
+    def _next(self) -> Message:
+        """The next word of node 0; a signal that reaches us is passed on to it. Raises HostLost."""
+        while True:
+            try:
+                message = self.line.receive()
+                if message is not None:
+                    return message
+                self._check_host()
+                self.drainer.tend(self.attempt)
+                time.sleep(TURN_S)
+            except Interrupted as stop:
+                self._pass_on(stop.number)
+
+    def _pass_on(self, number: int) -> None:
+        self.signals.ignore()
+        if number == signal.SIGINT:
+            self._deadline = time.monotonic() + INTERRUPT_S
+        self.line.post({"kind": "stop", "number": number})
+
+    def _check_host(self) -> None:
+        why = self.line.lost(2 * self.spec.cluster.heartbeat_timeout)
+        if why is None and self._deadline is not None and time.monotonic() > self._deadline:
+            why = "interrupted, and node 0 does not answer"
+        if why is not None:
+            raise HostLost(why)
+
+    # -- an attempt -----------------------------------------------------------------------------------------------
+
+    def _work(self, message: Message) -> None:
+        self.attempt = int(message["number"])
+        self.memory.settle(versions_from(message["drain"]))
+        self.run.take_part(self.attempt)
+        replace(self.run.plan, dumps(message["plan"]))
+        self._over_since, self._grace_s = None, GRACE_S
+        endpoint = self.line.endpoint
+        seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
+        candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
+        self.say(f"attempt {self.attempt}: {_from(candidates)}")
+        report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=seat)
+        self._pass_on_notes()
+        self.line.post({"kind": "ended", "attempt": self.attempt, **report.to_json()})
+        number = report.ended.signal_number
+        if number is not None:
+            self._pass_on(number)
+
+    def _interfaces(self) -> tuple[str, str]:
+        return interfaces(self.spec, interface_of(self.line.address) or LOOPBACK)
+
+    def _as_seen_here(self, candidate: Candidate) -> Candidate:
+        """Memory is each node's own; a disk tier may have another path on this node."""
+        if candidate.tier == MEMORY:
+            return Candidate(candidate.version, Place(MEMORY, str(self.memory.path)))
+        disk = self.spec.disk_tier
+        if candidate.tier == "disk" and disk is not None and not Path(candidate.place.url).is_dir():
+            return Candidate(candidate.version, place_of(disk, self.run))
+        return candidate
+
+    def _watch(self) -> None:
+        """While the workers run, from a thread: what node 0 says, and whether it still says anything."""
+        self._pass_on_notes()
+        self.drainer.tend(self.attempt)
+        while (message := self.line.receive()) is not None:
+            if message.get("kind") == "over":
+                if message.get("attempt") == self.attempt:
+                    self._over(float(message["grace_s"]))
+            elif message.get("kind") == "stuck":
+                self._end_rank(message.get("rank"))
+            else:
+                self._over(0.0)
+                self.line.put_back(message)
+                break
+        if self.line.lost(2 * self.spec.cluster.heartbeat_timeout) is not None:
+            self._over(GRACE_S)
+        if self._over_since is not None and time.monotonic() - self._over_since >= self._grace_s:
+            self.shifts.cut()
+
+    def _over(self, grace_s: float) -> None:
+        if self._over_since is None:
+            self._over_since = time.monotonic()
+        self._grace_s = min(self._grace_s, grace_s)
+
+    def _end_rank(self, rank: object) -> None:
+        for sight in sights_of(self.memory):
+            if sight.rank == rank and sight.alive:
+                end_with_stack(sight.pid)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _carry(self, message: Message) -> None:
+        """Carry what all nodes have agreed on to the slower tier, and end the drainer."""
+        self.memory.settle(versions_from(message["drain"]))
+        pair = message.get("version")
+        version = Version(attempt=pair[0], step=pair[1]) if pair is not None else None
+        if version is not None and version in self.memory.whole():
+            self.memory.mark_for_drain(version)
+        self.drainer.stop(float(message["timeout_s"]))
+
+    def _end(self, message: Message) -> Outcome:
+        self.signals.ignore()
+        self.drainer.stop(timeout_s=0.0)
+        if message.get("remove") or not self.memory.whole():
+            self.memory.remove()
+        self.line.post({"kind": "left"})
+        code = Code(int(message["code"]))
+        return self._outcome(str(message["status"]), code, str(message["message"]), int(message["step"]))
+
+    def _without_host(self, why: str) -> Outcome:
+        """Node 0 is gone: end here too. What is in memory stays, for all nodes to go on from."""
+        self.signals.ignore()
+        kept = max(self.memory.whole(), default=None)
+        where = f"; the snapshot of step {kept.step} is in this node's memory" if kept is not None else ""
+        again = f"dtrain resume --from latest {self.run.root} on all nodes"
+        if self._deadline is not None:
+            return self._outcome("interrupted", Code.INTERRUPTED, f"{why}{where}", 0)
+        code = Code.PREEMPTED if kept is not None else Code.FAILED
+        step = kept.step if kept is not None else 0
+        return self._outcome("failed", code, f"{why}: the run has ended here{where}; start it again: {again}", step)
+
+    def _outcome(self, status: str, code: Code, message: str, step: int) -> Outcome:
+        return Outcome(status, code, message, step, self.attempt, seconds=time.monotonic() - self._started)
+
+    def _stop_for_tier(self) -> None:
+        """Node 0 writes the manifests, so its own drainer has failed too, and it ends the run."""
+        self.line.post({"kind": "stop", "number": int(signal.SIGTERM)})
+
+    def _pass_on_notes(self) -> None:
+        for words in take_notes(self.memory.path):
+            sys.stderr.write(f"{words}\n")
+
+
+def _from(candidates: Sequence[Candidate]) -> str:
+    if not candidates:
+        return "from step 0"
+    return f"from step {candidates[0].version.step} in {candidates[0].tier}"

@@ -1,0 +1,131 @@
+"""The workers of one attempt on one node, from their start until everything they left behind is cleaned up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..specs.models import Spec
+from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
+from ..tiers.layout import RunDir
+from ..tiers.memory import MemoryDir, open_memory_dir
+from ..tiers.recovery import Candidate
+from .agent import ALONE, Ended, Seat, StopSignals, run_workers
+from .forks import NurseryProcess, plain_command
+from .job import Job, WorkerError
+from .supervise import Elsewhere, Hang, Supervisor
+from .ticker import Ticker
+from .verdict import notes_of
+
+WATCH_S = 0.25
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the workers of a node ended: what each left, which stood still, and the step each was at."""
+
+    ended: Ended
+    errors: tuple[WorkerError, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    at_work: dict[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Form for messages."""
+        return {
+            "exit_codes": list(map(list, self.ended.exit_codes.items())),
+            "signal": self.ended.signal_number,
+            "errors": [asdict(error) for error in self.errors],
+            "at_work": list(map(list, self.at_work.items())),
+        }
+
+
+def report_from_json(value: dict[str, Any]) -> Report:
+    """Read the form of `to_json`; raises ValueError for what is none."""
+    try:
+        codes = {int(rank): int(code) for rank, code in value["exit_codes"]}
+        number = value["signal"]
+        return Report(
+            Ended(codes, int(number) if number is not None else None),
+            tuple(WorkerError(**error) for error in value["errors"]),
+            at_work={int(rank): int(step) for rank, step in value["at_work"]},
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the report of a node: {error}") from error
+
+
+class Shifts:
+    """Runs the workers of this node, attempt after attempt."""
+
+    def __init__(
+        self, run: RunDir, spec: Spec, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
+        nursery: NurseryProcess | None, signals: StopSignals, tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Prepare; `tell` gets what a person should know. Without a nursery every worker imports everything itself."""
+        self.signals = signals
+        self.run, self.spec, self.memory, self.run_id = run, spec, memory, run_id
+        self.import_paths, self.nursery, self.tell = import_paths, nursery, tell
+        self._cut = False
+
+    def work(
+        self, attempt: int, candidates: Sequence[Candidate], skipped: Sequence[dict[str, Any]], *,
+        watch: Callable[[], None], seat: Seat = ALONE, elsewhere: Elsewhere | None = None,
+    ) -> Report:  # fmt: skip
+        """Run the workers once. `watch` is called a few times a second meanwhile, from a thread.
+
+        Of several nodes node 0 judges alone which rank stands still; it is told of the others `elsewhere`.
+        """
+        if not self.memory.path.is_dir():
+            open_memory_dir(self.run, self.run_id)
+            self.tell(f"{self.memory.path} was removed by somebody; its snapshots are lost")
+        clear_heartbeats(self.memory)
+        job = Job(
+            str(self.run.root), str(self.memory.path), self.run_id, attempt, self.import_paths,
+            tuple(candidates), tuple(skipped), self.run.node,
+        ).write()  # fmt: skip
+        self._cut = False
+        timeout_s = self.spec.cluster.heartbeat_timeout
+        supervisor = Supervisor(self.memory, timeout_s, self._give_up_nursery, elsewhere, judges=seat.node == 0)
+        try:
+            with supervisor, Ticker("dtrain-watch", WATCH_S, watch):
+                ended = run_workers(self.run, attempt, self.spec, self._command(job), seat)
+        finally:
+            self.signals.take_back()
+            beats = read_heartbeats(self.memory)
+            for beat in beats:
+                end_group(beat)
+            self.memory.settle()
+        first = seat.first_rank(self.spec.cluster.workers_per_node)
+        notes = notes_of(self.run, attempt, range(first, first + self.spec.cluster.workers_per_node))
+        at_work = {beat.rank: beat.step for beat in beats if beat.step < DONE_STEP}
+        return Report(self._ended(ended), tuple(notes), tuple(supervisor.hangs), at_work)
+
+    def cut(self) -> None:
+        """The attempt is over on another node: end the workers that have not noticed. To be called from `watch`."""
+        self._cut = True
+        for beat in read_heartbeats(self.memory):
+            end_group(beat)
+
+    def _ended(self, ended: Ended) -> Ended:
+        """Without those that we have ended ourselves: they are no cause of anything."""
+        if not self._cut:
+            return ended
+        return Ended(
+            {rank: code for rank, code in ended.exit_codes.items() if code != -signal.SIGKILL}, ended.signal_number
+        )
+
+    def _command(self, job: Path) -> list[str]:
+        if self.nursery is not None and self.nursery.is_there():
+            return self.nursery.command(job)
+        if self.nursery is not None:
+            self.tell("the process that forks the workers has died: they are started one by one")
+            self.nursery = None
+        return plain_command(job)
+
+    def _give_up_nursery(self) -> None:
+        """The workers have ended and the agent was not told: the nursery or a stand-in is stopped, or stuck."""
+        if self.nursery is not None:
+            self.tell("the workers have ended, but what forked them stood still: ended")
+            self.nursery.give_up()

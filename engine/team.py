@@ -1,0 +1,425 @@
+"""The other nodes of a run, as node 0 sees them: they join, say what they hold, work, report, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ..specs.models import Spec
+from ..tiers.agree import Held, agreed, held_from_json, look, newest, to_drain
+from ..tiers.layout import Version
+from ..tiers.memory import MemoryDir
+from ..tiers.recovery import Candidate
+from ..tiers.tier import Tier
+from .agent import ALONE, Ended, Interrupted, Seat
+from .hello import Hello, refusal
+from .job import WorkerError
+from .line import Host, Mate, Message, open_store
+from .network import interface_towards, interfaces
+from .shift import Report, report_from_json
+from .supervise import Elsewhere, Sight
+
+GRACE_S = 5.0
+"""Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
+TURN_S = 0.02
+LATE_S = 1.0
+"""A node that was silent for this long is not blamed for its ranks' silence yet, nor is any other rank."""
+ASK_S = 30.0
+FAREWELL_S = 3.0
+
+Skipped = Sequence[dict[str, Any]]
+
+
+class NodeMissing(Exception):
+    """A node has not come, or not come back, in time; the message names it."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node that was given up while an attempt was running."""
+
+    node: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended on all nodes together."""
+
+    report: Report
+    lost: Lost | None = None
+
+
+class Alone(Elsewhere):
+    """A run on one node has nobody to agree with."""
+
+    nodes = 1
+    highest = 0
+    """Highest attempt number that other nodes know of."""
+
+    def __init__(self, memory: MemoryDir) -> None:
+        """Speak for the snapshots of this node."""
+        self.memory = memory
+
+    def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
+        """Wait for all nodes; what all of them can go on from. Raises NodeMissing, Interrupted."""
+        return candidates, list(skipped)
+
+    def begin(self, attempt: int, candidates: Sequence[Candidate], skipped: Skipped, plan: dict[str, Any]) -> Seat:
+        """Have the other nodes start their workers."""
+        return ALONE
+
+    def tick(self) -> bool:
+        """Look after the others while the workers run; True: end those of this node, the attempt is over elsewhere."""
+        return False
+
+    def over(self, report: Report) -> Verdict:
+        """The workers of this node have ended: wait for the others and put all reports together."""
+        return Verdict(report)
+
+    def newest(self, *, patience_s: float = ASK_S) -> Version | None:
+        """Agree on what is carried to slower tiers; returns the newest version that is whole in memory everywhere."""
+        self.memory.settle()
+        return max(self.memory.whole(), default=None)
+
+    def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
+        """Have the other nodes carry a version on and end their drainers."""
+
+    def carried(self) -> None:
+        """Wait until they have."""
+
+    def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
+        """The run is over: tell the others how; `remove`: nothing in their memory is needed any more."""
+
+
+@dataclass
+class _Attempt:
+    """What is known of the attempt under way."""
+
+    number: int
+    store: TCPStore
+    reports: dict[int, Report] = field(default_factory=dict)
+    """By node, in the order in which they came."""
+    lost: Lost | None = None
+    over_since: float | None = None
+    was_cut: bool = False
+
+
+class Team(Alone):
+    """The other nodes, spoken to by node 0's launcher."""
+
+    def __init__(
+        self, host: Host, spec: Spec, memory: MemoryDir, tiers: Sequence[Tier], mine: Hello, welcome: dict[str, Any],
+        tell: Callable[..., None],
+    ) -> None:  # fmt: skip
+        """Speak through `host`. `tell` writes an event; `welcome` is what a node that joins is told."""
+        super().__init__(memory)
+        self.host, self.spec, self.tiers, self.mine, self.welcome, self.tell = host, spec, tiers, mine, welcome, tell
+        self.nodes = spec.cluster.nodes
+        self.mates: dict[int, Mate] = {}
+        self.held: dict[int, Held] = {}
+        self._answers: dict[int, tuple[int, Held]] = {}
+        self._question = 0
+        self._carried: set[int] = set()
+        self._left: set[str] = set()
+        self._stop: int | None = None
+        """The signal that another launcher has got."""
+        self._passed_on = False
+        self._attempt: _Attempt | None = None
+        self._refused: dict[int, str] = {}
+        self._twins: dict[int, tuple[Mate, float]] = {}
+        """Who has come, and when, by node."""
+        self._begun = False
+        self._lock = threading.Lock()
+
+    # -- joining and deciding -------------------------------------------------------------------------------------
+
+    def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
+        """As `Alone.muster`."""
+        self._attempt = None
+        deadline = time.monotonic() + self.spec.cluster.rejoin_timeout
+        while True:
+            self._wait_for_all(deadline)
+            if self._ask(ASK_S):
+                break
+        self.memory.settle(to_drain(self.held, self.nodes))
+        self.highest = max(self.highest, *(held.highest for held in self.held.values()))
+        chosen, passed = agreed(candidates, self.held)
+        return chosen, [*skipped, *passed]
+
+    def _wait_for_all(self, deadline: float) -> None:
+        told = time.monotonic() + 1.0
+        while missing := self._missing():
+            if self.host.failure is not None:
+                raise NodeMissing(f"the store at the rendezvous {self.host.endpoint} has failed: {self.host.failure}")
+            if self._stop is not None:
+                raise Interrupted(self._stop)
+            now = time.monotonic()
+            if now > deadline:
+                raise NodeMissing(self._why_missing(missing))
+            if now > told:
+                told = deadline + 1
+                self.tell("waiting", nodes=missing, detail=f"waiting for {_nodes(missing)} at {self.host.endpoint}")
+            time.sleep(TURN_S)
+            self._handle()
+
+    def _missing(self) -> list[int]:
+        return [node for node in range(1, self.nodes) if node not in self.mates or not self._is_ready(node)]
+
+    def _is_ready(self, node: int) -> bool:
+        mate = self.mates[node]
+        return mate.dead is None and mate.ready
+
+    def _why_missing(self, missing: Sequence[int]) -> str:
+        waited = self.spec.cluster.rejoin_timeout
+        refused = "".join(f"; node {n} was refused: {self._refused[n]}" for n in missing if n in self._refused)
+        return (
+            f"{_nodes(missing)} did not come to {self.host.endpoint} within {waited:.0f} s "
+            f"(cluster.rejoin_timeout){refused}"
+        )
+
+    def _ask(self, patience_s: float) -> bool:
+        """Have every node that is there say what it holds; False when not all nodes have answered."""
+        self._question += 1
+        self.held = {0: look(self.memory, self.tiers)}
+        self._answers = {}
+        self._tell_all({"kind": "ask", "question": self._question})
+        deadline = time.monotonic() + patience_s
+        while self._alive() - self._answers.keys() and time.monotonic() < deadline:
+            time.sleep(TURN_S)
+            self._handle()
+        self.held |= {node: held for node, (_, held) in self._answers.items() if node in self._alive()}
+        return self.held.keys() == set(range(self.nodes))
+
+    def _alive(self) -> set[int]:
+        return {node for node, mate in self.mates.items() if mate.dead is None and mate.ready}
+
+    def _tell_all(self, message: Message) -> None:
+        for mate in self.mates.values():
+            if mate.dead is None:
+                self.host.post(mate, message)
+
+    # -- an attempt -----------------------------------------------------------------------------------------------
+
+    def begin(self, attempt: int, candidates: Sequence[Candidate], skipped: Skipped, plan: dict[str, Any]) -> Seat:
+        """As `Alone.begin`. The workers meet at a store of this attempt alone."""
+        store = open_store(self.host.endpoint, 0)
+        with self._lock:
+            self._attempt, self._begun = _Attempt(attempt, store), True
+        word = {
+            "kind": "attempt",
+            "number": attempt,
+            "candidates": [candidate.to_json() for candidate in candidates],
+            "skipped": list(skipped),
+            "plan": plan,
+            "drain": Held(memory=to_drain(self.held, self.nodes)).to_json()["memory"],
+            "port": store.port,
+        }
+        self._tell_all(word)
+        return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
+
+    def _interfaces(self) -> tuple[str, str]:
+        """Of both channels: the one by which the others are reached, never loopback where they are elsewhere."""
+        return interfaces(self.spec, interface_towards(str(self.mates[1].hello.get("address")), self.host.port))
+
+    def tick(self) -> bool:
+        """As `Alone.tick`."""
+        self._handle()
+        attempt = self._attempt
+        if attempt is None:
+            return False
+        if self._stop is not None and not self._passed_on and not attempt.reports:
+            self._passed_on = True
+            os.kill(os.getpid(), self._stop)
+        if attempt.lost is not None or attempt.reports:
+            self._declare_over(attempt)
+        if attempt.over_since is None or attempt.was_cut or time.monotonic() - attempt.over_since < GRACE_S:
+            return False
+        attempt.was_cut = True
+        return True
+
+    def _declare_over(self, attempt: _Attempt, grace_s: float = GRACE_S) -> None:
+        if attempt.over_since is None:
+            attempt.over_since = time.monotonic()
+            self._tell_all({"kind": "over", "attempt": attempt.number, "grace_s": grace_s})
+
+    def over(self, report: Report) -> Verdict:
+        """As `Alone.over`. A node that does not report in time is given up."""
+        attempt = self._attempt
+        assert attempt is not None
+        with self._lock:
+            attempt.reports[0] = report
+        at_once = report.ended.signal_number == signal.SIGINT
+        self._declare_over(attempt, 0.0 if at_once else GRACE_S)
+        deadline = time.monotonic() + self.spec.cluster.shutdown_timeout + 2 * GRACE_S
+        while self._alive() - attempt.reports.keys():
+            time.sleep(TURN_S)
+            self._handle()
+            if time.monotonic() > deadline:
+                for node in self._alive() - attempt.reports.keys():
+                    self._give_up(self.mates[node], "its workers ran on after the attempt was over")
+        return Verdict(self._put_together(attempt), attempt.lost)
+
+    def _put_together(self, attempt: _Attempt) -> Report:
+        codes: dict[int, int] = {}
+        errors: list[WorkerError] = []
+        at_work: dict[int, int] = {}
+        number = self._stop
+        for report in attempt.reports.values():
+            codes |= report.ended.exit_codes
+            number = number if number is not None else report.ended.signal_number
+            errors += report.errors
+            at_work |= report.at_work
+        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work)
+
+    def sights(self) -> list[Sight] | None:
+        """As `Elsewhere.sights`."""
+        attempt, found = self._attempt, []
+        for mate in self.mates.values():
+            told = mate.life.sign
+            if attempt is None or mate.life.silent_s > LATE_S or told.get("attempt") != attempt.number:
+                return None
+            found += [_sight(numbers) for numbers in told.get("ranks", [])]
+        return found
+
+    def end_rank(self, rank: int) -> bool:
+        """As `Elsewhere.end_rank`."""
+        node = rank // self.spec.cluster.workers_per_node
+        if node == 0:
+            return False
+        self.host.post(self.mates[node], {"kind": "stuck", "rank": rank})
+        return True
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def newest(self, *, patience_s: float = ASK_S) -> Version | None:
+        """As `Alone.newest`."""
+        self._ask(patience_s)
+        self.memory.settle(to_drain(self.held, self.nodes))
+        return newest(self.held, self.nodes)
+
+    def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
+        """As `Alone.carry`."""
+        self._carried = set()
+        self._tell_all(
+            {
+                "kind": "carry",
+                "version": [version.attempt, version.step] if version is not None else None,
+                "drain": Held(memory=to_drain(self.held, self.nodes)).to_json()["memory"],
+                "timeout_s": timeout_s,
+            }
+        )
+
+    def carried(self) -> None:
+        """As `Alone.carried`: what the others do takes no longer than what we have done ourselves."""
+        deadline = time.monotonic() + FAREWELL_S
+        while self._alive() - self._carried and time.monotonic() < deadline:
+            time.sleep(TURN_S)
+            self._handle()
+
+    def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
+        """As `Alone.end`."""
+        self._tell_all({"kind": "end", "remove": remove, **outcome})
+        words = {mate.word for mate in self.mates.values() if mate.dead is None}
+        deadline = time.monotonic() + FAREWELL_S
+        while words - self._left and time.monotonic() < deadline:
+            time.sleep(TURN_S)
+            self._handle()
+
+    # -- what comes in --------------------------------------------------------------------------------------------
+
+    def _handle(self) -> None:
+        with self._lock:
+            for mate, message in self.host.receive():
+                self._take(mate, message)
+            self._decide_between_twins()
+            for mate in self.mates.values():
+                if mate.dead is None and mate.life.silent_s > self.spec.cluster.heartbeat_timeout:
+                    self._give_up(mate, f"has been silent for {mate.life.silent_s:.1f} s")
+
+    def _give_up(self, mate: Mate, why: str) -> None:
+        mate.dead = why
+        self.host.post(mate, {"kind": "dead", "detail": f"node 0 has given this node up: it {why}"})
+        if self._attempt is not None and self._attempt.lost is None and mate.node not in self._attempt.reports:
+            self._attempt.lost = Lost(mate.node, f"{mate} {why}")
+        elif self._attempt is None:
+            self.tell("warning", detail=f"{mate} {why}")
+
+    def _take(self, mate: Mate, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "hello":
+            self._welcome(mate)
+        elif kind == "left":
+            self._left.add(mate.word)
+        elif self.mates.get(mate.node) is not mate or mate.dead is not None:
+            return
+        elif kind == "ready":
+            mate.ready = True
+            self.tell("joined", node=mate.node, host=mate.host)
+        elif kind == "unable":
+            mate.dead = str(message.get("detail"))
+            self.tell("warning", detail=f"{mate} cannot take part: {mate.dead}")
+        elif kind == "stop":
+            self._stop = _stop_signal(message.get("number"))
+        elif kind == "carried":
+            self._carried.add(mate.node)
+        else:
+            self._take_answer(mate, message)
+
+    def _take_answer(self, mate: Mate, message: Message) -> None:
+        try:
+            if message.get("kind") == "held" and message.get("question") == self._question:
+                self._answers[mate.node] = (self._question, held_from_json(message))
+            elif message.get("kind") == "ended" and (attempt := self._attempt) is not None:
+                report = report_from_json(message)
+                attempt.reports |= {mate.node: report} if message.get("attempt") == attempt.number else {}
+        except ValueError as error:
+            self._give_up(mate, f"sent a message that is none ({error})")
+
+    def _welcome(self, mate: Mate) -> None:
+        reason = refusal(self.mine, mate.hello, self.nodes)
+        if reason is not None:
+            mate.dead = reason
+            self._refused[mate.node] = reason
+            self.host.post(mate, {"kind": "refused", "detail": reason})
+            self.tell("warning", detail=f"{mate} was refused: {reason}")
+            return
+        self._twins[mate.node] = (mate, time.monotonic())
+
+    def _decide_between_twins(self) -> None:
+        """Whoever comes as a node that is there takes its place if that one is silent, else it is refused."""
+        for node, (mate, since) in list(self._twins.items()):
+            before = self.mates.get(node)
+            if before is None or before.dead is not None or before.life.silent_s > LATE_S:
+                if before is not None and before.dead is None:
+                    self._give_up(before, "was started again")
+                self._refused.pop(node, None)
+                self.mates[node] = mate
+                self.host.post(mate, {"kind": "welcome", "resumes": self._begun, **self.welcome})
+            elif time.monotonic() - since > 2 * LATE_S:
+                mate.dead = f"{before} is there already: give each node its own --node-rank"
+                self.host.post(mate, {"kind": "refused", "detail": mate.dead})
+            else:
+                continue
+            del self._twins[node]
+
+
+def _sight(numbers: Sequence[int]) -> Sight:
+    rank, pid, count, step, alive = map(int, numbers)
+    return Sight(rank, pid, count, step, bool(alive))
+
+
+def _stop_signal(number: object) -> int:
+    """The signal that reached another node's launcher; what is none counts as SIGTERM."""
+    return number if isinstance(number, int) and number in set(signal.Signals) else int(signal.SIGTERM)
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(map(str, numbers))}"
