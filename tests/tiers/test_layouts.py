@@ -104,7 +104,7 @@ def test_digest_export_and_verify_are_the_same_in_any_layout(drawn: tuple[list[T
         assert exported == {info.name.removeprefix("model."): value_of(info, STEP) for info in tensors}
 
 
-DAMAGES = ("missing", "doubled", "moved", "resized", "swapped places", "swapped boxes", "swapped digests")
+DAMAGES = ("missing", "invented", "doubled", "moved", "resized", "swapped places", "swapped boxes", "swapped digests")
 
 
 def damaged(tensors: dict[str, Any], name: str, kind: str, data: st.DataObject) -> None:
@@ -113,6 +113,8 @@ def damaged(tensors: dict[str, Any], name: str, kind: str, data: st.DataObject) 
     one = pieces[data.draw(st.integers(0, len(pieces) - 1))]
     if kind == "missing":
         pieces.remove(one)
+    elif kind == "invented":
+        tensors["model.t9"] = {"dtype": "U8", "shape": [2], "pieces": [{**one, "offset": [0], "shape": [2]}]}
     elif kind == "doubled":
         pieces.append(dict(one))
     elif kind in ("moved", "resized"):
