@@ -44,14 +44,9 @@ class Entry:
 
     @property
     def begin(self) -> int:
-        """First byte in the row-major bytes of the whole tensor; those of a piece of whole rows follow it."""
+        """First byte, in the row-major bytes of the whole tensor, of the row in which the piece begins."""
         row_bytes = math.prod(self.global_shape[1:]) * DTYPE_BYTES[self.dtype]
         return self.offset[0] * row_bytes if self.offset else 0
-
-    @property
-    def is_rows(self) -> bool:
-        """Tell whether it is whole rows of the tensor."""
-        return self.shape[1:] == self.global_shape[1:]
 
     @property
     def is_state(self) -> bool:

@@ -44,12 +44,16 @@ def stretches(opened: Opened, told: Progress) -> Iterator[Stretch]:
 
 
 def _in_order(sources: Sequence[Source]) -> bool:
-    """Tell whether every piece is whole rows that follow those in the files before."""
+    """Tell whether every piece is whole rows that follow those in the files before.
+
+    Of boxes that make up a tensor, only whole rows begin one where the one before ends: those beside each other in one
+    row begin at the same byte.
+    """
     done: dict[str, int] = {}
     for source in sources:
         for entry in source.entries:
             if entry.is_state and entry.nbytes:
-                if not entry.is_rows or entry.begin != done.get(entry.name, 0):
+                if entry.begin != done.get(entry.name, 0):
                     return False
                 done[entry.name] = entry.begin + entry.nbytes
     return True

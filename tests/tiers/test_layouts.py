@@ -6,17 +6,17 @@ import copy
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
-from tests.tiers.build import Place, digest_of, fill, value_of
+from tests.tiers.build import RUN_ID, Place, digest_of, fill, value_of
 from tests.tiers.test_boxes import cuts
 from tests.tiers.test_damage import with_digest
 
@@ -66,7 +66,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[TensorInfo], Layout]:
 def store(place: Place, tensors: Sequence[TensorInfo], layout: Layout) -> Path:
     """Commit the tensors in memory and on disk; returns the folder there."""
     for rank, entries in enumerate(layout):
-        shard = Shard(rank, len(layout), "feed", (*entries, RANDOM))
+        shard = Shard(rank, len(layout), RUN_ID, (*entries, RANDOM))
         fill(place.memory, shard, {info.name: info for info in tensors}, 0, STEP)
     (records,) = place.memory.whole().values()
     return place.root / place.disk.write(*gather(place.memory, records)).folder
@@ -104,7 +104,7 @@ def test_digest_export_and_verify_are_the_same_in_any_layout(drawn: tuple[list[T
         assert exported == {info.name.removeprefix("model."): value_of(info, STEP) for info in tensors}
 
 
-DAMAGES = ("missing", "doubled", "moved", "resized", "swapped places", "swapped boxes", "swapped digests")
+DAMAGES = ("missing", "invented", "doubled", "moved", "resized", "swapped places", "swapped boxes", "swapped digests")
 
 
 def damaged(tensors: dict[str, Any], name: str, kind: str, data: st.DataObject) -> None:
@@ -113,6 +113,8 @@ def damaged(tensors: dict[str, Any], name: str, kind: str, data: st.DataObject) 
     one = pieces[data.draw(st.integers(0, len(pieces) - 1))]
     if kind == "missing":
         pieces.remove(one)
+    elif kind == "invented":
+        tensors["model.t9"] = {"dtype": "U8", "shape": [2], "pieces": [{**one, "offset": [0], "shape": [2]}]}
     elif kind == "doubled":
         pieces.append(dict(one))
     elif kind in ("moved", "resized"):
@@ -215,7 +217,7 @@ def test_the_memory_holds_a_band_of_rows_and_never_a_tensor_that_has_several(pla
     store(place, [MATRIX, BIAS], meshed(1, 4, 2))
     lengths: dict[str, list[int]] = {}
     opened = on_disk(place)
-    with closing(room.stretches(opened, lambda _: None)) as found:  # type: ignore[type-var]
+    with closing(cast("Generator[room.Stretch, None, None]", room.stretches(opened, lambda _: None))) as found:
         for stretch in found:
             lengths.setdefault(stretch.name, []).append(len(stretch.data))
     assert lengths[MATRIX.name] == [2 * 6 * 4] * 4

@@ -4,13 +4,16 @@ import contextlib
 import multiprocessing
 import os
 import signal
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 from tests.tiers.s3 import BUCKET, CHUNK, STEP, Proxy, call, good_steps, keys, place_at, store_at, wait_for, write
 from tests.tiers.stores import LateListings
+from tests.tiers.test_layouts import BIAS, MATRIX, meshed, plain_digest, store
 
 from dtrain.tiers import faults
 from dtrain.tiers import object as object_store
@@ -18,9 +21,12 @@ from dtrain.tiers.fence import Fenced, Taken, claim
 from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version
+from dtrain.tiers.recovery import candidate_of, contents, open_candidate
 from dtrain.tiers.retention import Rule
+from dtrain.tiers.stretches import Stretch, stretches
 from dtrain.tiers.tier import Tier, open_tier
 from dtrain.tiers.together import Group
+from dtrain.tiers.whole import facts_of, read_whole
 from dtrain.tiers.writer import TierJob, Writer
 
 pytest_plugins = ["tests.tiers.s3fixtures"]
@@ -270,3 +276,29 @@ def test_late_listings_do_not_let_a_commit_be_taken_for_a_leftover(
         faults.watch(None)
     tier.remove_leftovers()
     assert good_steps(now, place.run.spool) == [1]
+
+
+def test_only_files_with_something_wanted_are_fetched_and_none_stays_in_the_spool(
+    proxy: Proxy, prefix: str, place: Place, tmp_path: Path
+) -> None:
+    """Of a state in boxes: some pieces; all of it, tensor by tensor; and up to where a reader stops."""
+    spool = tmp_path / "spool"
+    store(place, [MATRIX, BIAS], meshed(1, 2, 2))
+    (records,) = place.memory.whole().values()
+    tier = open_tier(place_at(proxy.endpoint, prefix), RUN_ID).fenced()
+    opened = open_candidate(candidate_of(tier.write(*gather(place.memory, records))), spool)
+
+    def fetched(since: int) -> list[str]:
+        return sorted({path.rpartition("/")[2] for path in proxy.seen("GET", "rank-")[since:]})
+
+    before = len(proxy.seen("GET", "rank-"))
+    (rank,) = [c.rank for c in contents(opened, lambda entry, _: entry.name == BIAS.name and entry.offset == (4,))]
+    assert fetched(before) == [f"rank-{rank:05d}.safetensors"]
+    before = len(proxy.seen("GET", "rank-"))
+    assert read_whole(opened, facts_of(opened)) == plain_digest([MATRIX, BIAS])
+    assert fetched(before) == [f"rank-{rank:05d}.safetensors" for rank in range(4)]
+    pieces = cast("Generator[Stretch, None, None]", stretches(opened, lambda _: None))
+    with closing(pieces):
+        next(pieces)
+        assert spool.exists()
+    assert not spool.exists()
