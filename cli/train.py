@@ -141,7 +141,7 @@ def _team(
     welcome = {"run_id": run_id, "fresh": fresh, "plan": plan.to_json()}
 
     def tell(event: str, **details: object) -> None:
-        append_event(run.events, event, None, max(run.last_attempt(), used), **details)
+        append_event(run.events, event, None, max(run.last_attempt(), used + 1), **details)
 
     return Team(host, spec, memory, slow_tiers(spec, run, run_id), hello(spec, 0, ""), welcome, tell)
 

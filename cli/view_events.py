@@ -59,6 +59,8 @@ class Narrator:
             "adjusted": self._adjusted,
             "evaluated": self._evaluated,
             "warning": self._warning,
+            "waiting": self._waiting,
+            "joined": self._joined,
             "preempted": self._preempted,
         }
 
@@ -172,6 +174,12 @@ class Narrator:
             self._out.discard(recovery[0])
             return self._few("good", _one_line(record.get("detail")), record)
         return self._few("warn", f"warning: {_one_line(record.get('detail'))}", record)
+
+    def _waiting(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        return [Note("info", _one_line(record.get("detail")))]
+
+    def _joined(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        return self._few("info", f"node {record.get('node')} joined ({_one_line(record.get('host'))})", record)
 
     def _preempted(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         step, tier = integer(record, "step"), record.get("tier")

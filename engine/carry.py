@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.tier import Tier
+from .alone import ASK_S, Alone
 from .drain import DrainerProcess
-from .team import ASK_S, Alone
 
 DRAIN_TIMEOUT_S = 3600.0
 

@@ -22,13 +22,13 @@ from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
 from ..tiers.writer import TierJob
 from .agent import Ended, Interrupted, StopSignals
+from .alone import Alone, NodeMissing, Verdict
 from .carry import DRAIN_TIMEOUT_S, Carrier
 from .drain import DrainerProcess
 from .forks import NurseryProcess
 from .job import Result, read_error, read_result
 from .outcome import Outcome, lower
 from .shift import Shifts
-from .team import Alone, NodeMissing, Verdict
 from .verdict import Fault, RestartBudget, judge
 from .whereabouts import Whereabouts
 

@@ -18,85 +18,21 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier
-from .agent import ALONE, Ended, Interrupted, Seat
+from .agent import Ended, Interrupted, Seat
+from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict
 from .hello import Hello, refusal
 from .job import WorkerError
 from .line import Host, Mate, Message, open_store
 from .network import interface_towards, interfaces
 from .shift import Report, report_from_json
-from .supervise import Elsewhere, Sight
+from .supervise import Sight
 
 GRACE_S = 5.0
 """Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
 TURN_S = 0.02
 LATE_S = 1.0
 """A node that was silent for this long is not blamed for its ranks' silence yet, nor is any other rank."""
-ASK_S = 30.0
 FAREWELL_S = 3.0
-
-Skipped = Sequence[dict[str, Any]]
-
-
-class NodeMissing(Exception):
-    """A node has not come, or not come back, in time; the message names it."""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A node that was given up while an attempt was running."""
-
-    node: int
-    detail: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How an attempt ended on all nodes together."""
-
-    report: Report
-    lost: Lost | None = None
-
-
-class Alone(Elsewhere):
-    """A run on one node has nobody to agree with."""
-
-    nodes = 1
-    highest = 0
-    """Highest attempt number that other nodes know of."""
-
-    def __init__(self, memory: MemoryDir) -> None:
-        """Speak for the snapshots of this node."""
-        self.memory = memory
-
-    def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
-        """Wait for all nodes; what all of them can go on from. Raises NodeMissing, Interrupted."""
-        return candidates, list(skipped)
-
-    def begin(self, attempt: int, candidates: Sequence[Candidate], skipped: Skipped, plan: dict[str, Any]) -> Seat:
-        """Have the other nodes start their workers."""
-        return ALONE
-
-    def tick(self) -> bool:
-        """Look after the others while the workers run; True: end those of this node, the attempt is over elsewhere."""
-        return False
-
-    def over(self, report: Report) -> Verdict:
-        """The workers of this node have ended: wait for the others and put all reports together."""
-        return Verdict(report)
-
-    def newest(self, *, patience_s: float = ASK_S) -> Version | None:
-        """Agree on what is carried to slower tiers; returns the newest version that is whole in memory everywhere."""
-        self.memory.settle()
-        return max(self.memory.whole(), default=None)
-
-    def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
-        """Have the other nodes carry a version on and end their drainers."""
-
-    def carried(self) -> None:
-        """Wait until they have."""
-
-    def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
-        """The run is over: tell the others how; `remove`: nothing in their memory is needed any more."""
 
 
 @dataclass

@@ -1,0 +1,90 @@
+"""Several nodes on one machine: a command for each, which share the run's folder and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from tests.job.dtrain import SPEC, Ended, Job, finish
+
+from dtrain.tiers.layout import RunDir
+from dtrain.tiers.memory import MemoryDir, memory_dir
+
+NODES = 2
+SMALL = SPEC.replace("workers_per_node: 2", "workers_per_node: 1, nodes: 2, rejoin_timeout: 30s")
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Cluster:
+    """One job on several nodes of this machine."""
+
+    job: Job
+    port: int = field(default_factory=free_port)
+    running: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def start(self, node: int, *words: str, command: str = "run", fault: str = "") -> subprocess.Popen[str]:
+        """Start the command of one node."""
+        start = ("run", "spec.yaml") if command == "run" else ("resume", "--from", "latest", "spec.yaml")
+        place = ("--node-rank", str(node), "--rendezvous", f"127.0.0.1:{self.port}")
+        self.running[node] = self.job.start(*start, *words, *place, fault=fault)
+        return self.running[node]
+
+    def start_all(self, *words: str, command: str = "run", fault: str = "") -> None:
+        """Start the same command on all nodes."""
+        for node in range(NODES):
+            self.start(node, *words, command=command, fault=fault)
+
+    def end(self, timeout: float = 60) -> list[Ended]:
+        """Wait for all of them."""
+        started = time.monotonic()
+        return [finish(self.running[node], started, timeout) for node in sorted(self.running)]
+
+    def memory(self, node: int) -> MemoryDir:
+        """The snapshots of a node."""
+        return memory_dir(RunDir(self.job.run.root, node))
+
+    def worker(self, rank: int) -> psutil.Process:
+        """The worker of a rank."""
+        return self.job.workers()[rank]
+
+    def kill_node(self, node: int) -> None:
+        """Kill -9 of a node's launcher; its workers die with it."""
+        os.kill(self.running[node].pid, signal.SIGKILL)
+        finish(self.running.pop(node))
+
+    def assert_nothing_left(self) -> None:
+        """No process, nothing in any node's memory, no temporary file."""
+        self.job.assert_nothing_left()
+        assert not [node for node in range(NODES) if self.memory(node).path.exists()]
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """Two nodes that leave nothing behind, whatever the test did."""
+    job = Job(folder, {"OMP_NUM_THREADS": "1"})  # the nodes share the cores of one machine
+    job.write_spec(SMALL)
+    made = Cluster(job)
+    try:
+        yield made
+    finally:
+        job.kill_all()
+        for process in made.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=5)
+        for node in range(NODES):
+            made.memory(node).remove()

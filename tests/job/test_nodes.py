@@ -1,0 +1,127 @@
+"""One job over two nodes: the run of one node bit for bit, whatever happens to a worker or to a node."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
+from tests.job.nodes import Cluster, cluster
+
+from dtrain.tiers.faults import fail_at
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path / "job") as made:
+        yield made
+
+
+def slow(first: int, last: int = STEPS, attempt: int | None = 1) -> str:
+    """Steps that leave time for something to happen in them."""
+    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=attempt) for step in range(first, last + 1))
+
+
+def test_two_nodes_train_as_one_and_a_killed_worker_is_answered_by_a_restart(nodes: Cluster, oracle: Job) -> None:
+    """Shards of the snapshot that both go on from lie in the memory of two nodes."""
+    nodes.start_all(fault=f"{fail_at(1, 5, 'window.forward')};{fail_at(0, 8, 'update.after', attempt=2)}")
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    job = nodes.job
+    assert_same(job, oracle)
+    assert [(e["rank"], e["node"], e["kind"]) for e in job.events("fault")] == [(1, 1, "killed"), (0, 0, "killed")]
+    assert [e["tier"] for e in job.events("restored")] == ["memory", "memory"]
+    assert "finished" in ended[1].out
+    assert {p.name for p in (job.run.root / "checkpoints" / f"step-{STEPS:010d}.a0003").iterdir()} == {
+        "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors",
+    }  # fmt: skip
+    nodes.assert_nothing_left()
+
+
+def test_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -> None:
+    tiers = f"tiers=[{{type: memory, every: 1}}, {{type: disk, every: {STEPS}}}]"
+    nodes.start_all(tiers, fault=slow(4))
+    wait_for_step(nodes.job, 4)
+    nodes.kill_node(1)
+    wait(lambda: nodes.job.events("fault"), 15, "the death to be noticed")
+    (fault,) = nodes.job.events("fault")
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("node", 1, None)
+    assert "node 1" in fault["detail"] and "silent" in fault["detail"]
+    nodes.start(1, tiers)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert len(nodes.job.events("fault")) == 1, "no restart is counted twice"
+    assert [e["tier"] for e in nodes.job.events("restored")] == ["memory"], "its memory outlived its launcher"
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluster, oracle: Job) -> None:
+    nodes.start_all(fault=slow(3))
+    wait_for_step(nodes.job, 3)
+    nodes.running[node].send_signal(signal.SIGTERM)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [75, 75], ended
+    (preempted,) = nodes.job.events("preempted")
+    assert (preempted["tier"], preempted["step"]) == ("disk", max(nodes.job.losses())), "no step is lost"
+    nodes.assert_nothing_left()
+    nodes.start_all(command="resume")
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert len(nodes.job.run.metrics.read_text().splitlines()) == STEPS, "no step was repeated"
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_ctrl_c_on_one_node_ends_all(node: int, nodes: Cluster) -> None:
+    nodes.start_all("max_steps=100000")
+    wait_for_step(nodes.job, 3)
+    nodes.running[node].send_signal(signal.SIGINT)
+    ended = nodes.end(15)
+    assert [one.code for one in ended] == [130, 130], ended
+    assert all("Traceback" not in one.said for one in ended)
+    wait(lambda: not nodes.job.processes(), 5, "everything to end")
+
+
+def test_another_spec_on_one_node_is_refused_by_name_and_the_others_wait(nodes: Cluster, oracle: Job) -> None:
+    nodes.start(0)
+    wrong = finish(nodes.start(1, "training.optimizer.lr=1e-4"), timeout=30)
+    assert wrong.code == 78
+    assert "training.optimizer.lr is 0.0001 there and 0.003 on node 0" in wrong.err
+    assert "Traceback" not in wrong.said
+    nodes.start(1)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert any("training.optimizer.lr" in event["detail"] for event in nodes.job.events("warning"))
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+def test_without_node_0_the_others_end_and_all_go_on_from_memory(nodes: Cluster, oracle: Job) -> None:
+    nodes.start_all("tiers=[{type: memory, every: 1}]", fault=slow(4))
+    wait_for_step(nodes.job, 4)
+    nodes.kill_node(0)
+    ended = finish(nodes.running.pop(1), timeout=20)
+    assert ended.code == 75, ended.said
+    assert "node 0" in ended.said and "dtrain resume" in ended.said
+    assert "Traceback" not in ended.said
+    nodes.start_all("tiers=[{type: memory, every: 1}]", command="resume")
+    both = nodes.end()
+    assert [one.code for one in both] == [0, 0], both
+    assert [event["tier"] for event in nodes.job.events("restored")] == ["memory"]
+    assert nodes.job.losses() == oracle.losses()
+    nodes.assert_nothing_left()
+
+
+def test_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluster, oracle: Job) -> None:
+    nodes.start_all(fault=fail_at(1, 6, "window.forward", kind="stop"))
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    (fault,) = nodes.job.events("fault")
+    assert (fault["kind"], fault["rank"], fault["node"]) == ("hang", 1, 1), fault
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
