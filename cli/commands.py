@@ -116,6 +116,14 @@ def resume(
     start: Annotated[
         str, typer.Option("--from", metavar="latest|STEP|PATH", help="Which checkpoint to continue from.")
     ] = "latest",
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-changed",
+            metavar="KEY",
+            help="This key of the spec's file may be another than before (or a block).",
+        ),
+    ] = None,
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     rendezvous: Rendezvous = None,
@@ -126,7 +134,9 @@ def resume(
     keep_going_without_output()
     from .resume import resume as work
 
-    raise typer.Exit(work([*(arguments or []), *_cluster(nodes, rendezvous)], start, as_json, node_rank))
+    raise typer.Exit(
+        work([*(arguments or []), *_cluster(nodes, rendezvous)], start, as_json, node_rank, allow_changed or [])
+    )
 
 
 @app.command(name="ls")

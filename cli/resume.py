@@ -32,15 +32,19 @@ from .run import check_supported
 from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
+TRAINING_KEYS = {"model", "dataset", "training", "seed"}
+"""Blocks of a spec by which a run is another one; where and on how many workers it runs, or is stored, are not."""
 DRAINER_TIMEOUT_S = 120.0
 
 
-def resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None = None) -> int:
-    """Find the run and the checkpoint, then train on. Returns the exit code."""
-    return guarded(lambda: _resume(arguments, start, as_json, node_rank), as_json)
+def resume(
+    arguments: list[str], start: str, as_json: bool, node_rank: int | None = None, allowed: Sequence[str] = ()
+) -> int:
+    """Find the run and the checkpoint, then train on; `allowed` keys may have changed. Returns the exit code."""
+    return guarded(lambda: _resume(arguments, start, as_json, node_rank, allowed), as_json)
 
 
-def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None) -> int:
+def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None, allowed: Sequence[str]) -> int:
     console = talk(as_json)
     run, spec, spec_folder = _find_run(arguments, node_rank or 0)
     check_supported(spec)
@@ -48,6 +52,8 @@ def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | No
     if node > 0:
         return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
     before = _spec_before(run)
+    wished = [word.partition("=")[0].strip() for word in arguments if "=" in word]
+    _refuse_other_training(before, spec, [*wished, *allowed])
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
     info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
@@ -167,6 +173,29 @@ def _tell_changes(console: Console, before: Spec | None, spec: Spec) -> None:
     if before is not None:
         for change in changes(spec_to_json(before), spec_to_json(spec)):
             console.print(f"changed: {change}")
+
+
+def _refuse_other_training(before: Spec | None, spec: Spec, allowed: Sequence[str]) -> None:
+    """Raise Refused where the spec's file asks for another training than the one that the run began.
+
+    What is written on the command line is a wish, and is told only; so is a later end of the run.
+    """
+    if before is None:
+        return
+    other = [
+        change
+        for change in changes(spec_to_json(before), spec_to_json(spec))
+        if change.key.partition(".")[0] in TRAINING_KEYS
+        and not any(change.key == key or change.key.startswith((f"{key}.", f"{key}[")) for key in allowed)
+    ]
+    if other:
+        options = " ".join(f"--allow-changed {change.key}" for change in other)
+        listed = "\n".join(f"  {change}" for change in other)
+        raise Refused(
+            Code.BAD_SPEC,
+            f"the spec is not the one that this run was trained by so far:\n{listed}\n"
+            f"put it back, or say that it is meant: {options}",
+        )
 
 
 def _left_behind(before: Spec | None, former: Sequence[Tier], run: RunDir) -> Iterator[str]:

@@ -175,3 +175,29 @@ def test_a_refusal_is_a_document_too(run: Run) -> None:
     shutil.rmtree(run.run.root)
     ended = dtrain("resume", spec_file(run, {"type": "disk"}), "--json")
     assert json.loads(ended.out)["code"] == Code.DAMAGED
+
+
+def test_another_training_in_the_spec_s_file_is_refused_unless_it_is_meant(run: Run, trained: Trained) -> None:
+    run.store(30)
+    path = spec_file(run, {"type": "memory"}, {"type": "disk"})
+    changed = yaml.safe_load(path.read_text()) | {"seed": 8, "max_steps": 300, "cluster": {"workers_per_node": 2}}
+    changed["training"]["optimizer"]["lr"] = 0.5
+    path.write_text(yaml.safe_dump(changed))
+    refused = dtrain("resume", path)
+    assert refused.code == Code.BAD_SPEC
+    assert "training.optimizer.lr: 0.001 → 0.5" in refused.err
+    assert "--allow-changed seed --allow-changed training.optimizer.lr" in " ".join(refused.err.split())
+    assert "max_steps" not in refused.err, "a later end is no other training"
+    assert not trained.starts
+    assert dtrain("resume", path, "--allow-changed", "seed").code == Code.BAD_SPEC
+    assert dtrain("resume", path, "--allow-changed", "seed", "--allow-changed", "training").code == 0
+
+
+def test_what_is_written_on_the_command_line_is_meant(run: Run, trained: Trained) -> None:
+    run.store(30)
+    ended = dtrain(
+        "resume", run.run.root, "training.optimizer.lr=0.5", "model={type: gpt, n_layers: 2, d_model: 32, n_heads: 2}"
+    )
+    assert ended.code == 0, ended.err
+    assert "changed: training.optimizer.lr: 0.001 → 0.5" in ended.out + ended.err
+    assert len(trained.starts) == 1
