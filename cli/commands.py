@@ -194,13 +194,14 @@ def export(
     max_shard: Annotated[
         str, typer.Option("--max-shard", metavar="SIZE", help="Most bytes of tensors in a file.")
     ] = "5GB",
+    ema: Annotated[bool, typer.Option("--ema", help="Their averages over the updates (training.ema_decay).")] = False,
     tier: WhichTier = None,
     as_json: Json = False,
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face folder."""
     from .export import export as work
 
-    raise typer.Exit(work(target, out_dir, max_shard, as_json, tier))
+    raise typer.Exit(work(target, out_dir, max_shard, as_json, tier, ema=ema))
 
 
 @app.command()

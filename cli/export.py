@@ -15,6 +15,7 @@ from ..tiers.fence import FOLDER as CLAIMS
 from ..tiers.layout import MANIFEST, RunDir, parse_version, unfinished
 from ..tiers.lock import Locked
 from ..tiers.recovery import Opened
+from ..tiers.whole import facts_of
 from .output import document, progress, say, talk
 from .refusal import Refused, guarded
 from .stored import Held, first_readable, pick
@@ -23,9 +24,11 @@ from .view_format import human_bytes, plural
 _HOLDS_CHECKPOINTS = "a place of checkpoints"
 
 
-def export(target: str, out_dir: str, max_shard: str, as_json: bool, tier: str | None = None) -> int:
+def export(
+    target: str, out_dir: str, max_shard: str, as_json: bool, tier: str | None = None, *, ema: bool = False
+) -> int:
     """Write the weights of one checkpoint (the newest, or that of a step) into `out_dir`. Returns the exit code."""
-    return guarded(lambda: _export(target, out_dir, _shard_bytes(max_shard), as_json, tier), as_json)
+    return guarded(lambda: _export(target, out_dir, _shard_bytes(max_shard), as_json, tier, ema=ema), as_json)
 
 
 def _shard_bytes(words: str) -> int:
@@ -38,15 +41,19 @@ def _shard_bytes(words: str) -> int:
     return nbytes
 
 
-def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier: str | None) -> Code:
+def _export(target: str, out_dir: str, max_shard_bytes: int, as_json: bool, tier: str | None, *, ema: bool) -> Code:
     out = Path(out_dir).resolve()
     picked = pick(target, tier)
     _refuse_place(out, out_dir)
 
     def work(held: Held, opened: Opened) -> tuple[Held, dict[str, Any], Exported]:
-        about = {"run_id": picked.stored.run_id, **_about(held, opened)}
+        about = {"run_id": picked.stored.run_id, **_about(held, opened), "ema": ema}
+        if ema and not any(name.endswith(".ema") for name in facts_of(opened)):
+            raise Refused(
+                Code.USAGE, f"{held} has no averages of the weights: they are kept where training.ema_decay is set"
+            )
         with progress(f"exporting {held}", opened.nbytes) as told:
-            return held, about, write(opened, out, max_shard_bytes, about, told)
+            return held, about, write(opened, out, max_shard_bytes, about, told, ema=ema)
 
     try:
         (held, about, done), passed = first_readable(picked, work)

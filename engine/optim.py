@@ -14,15 +14,17 @@ from ..planners.mesh import Mesh
 from ..specs.models import AdamW, Scheduler, Sgd
 from .parallel.layout import WITHIN_STAGE, cut_dims, local_of
 
+EMA = "ema"
+"""Under which the optimizer's state holds the average of a weight."""
 CLIP_EPS = 1e-6
 """Added to the norm as torch's clip_grad_norm_ does."""
 
 
-def build_optimizer(model: nn.Module, spec: AdamW | Sgd) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, spec: AdamW | Sgd, *, ema: bool = False) -> torch.optim.Optimizer:
     """Make the optimizer over all trainable parameters; vectors (norms, biases) are not decayed.
 
     Parameters that are cut over other dimensions of the mesh cannot be updated in one call, so they are groups of
-    their own.
+    their own. With `ema` an average of each weight is kept among its moments, so that it is cut and stored as they are.
     """
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
     for parameter in model.parameters():
@@ -36,7 +38,27 @@ def build_optimizer(model: nn.Module, spec: AdamW | Sgd) -> torch.optim.Optimize
     else:
         optimizer = torch.optim.AdamW(given, lr=spec.lr, betas=(spec.betas[0], spec.betas[1]), eps=spec.eps, fused=True)
     _create_state(optimizer)
+    if ema:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter][EMA] = parameter.detach().clone()
     return optimizer
+
+
+class Average:
+    """The average of the weights over the updates, on this rank's part of them (Polyak & Juditsky 1992)."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, decay: float) -> None:
+        """Follow the parameters of an optimizer that was built with `ema`."""
+        self.optimizer, self.decay = optimizer, decay
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """An update is done: decay * average + (1 - decay) * weight."""
+        pairs = [(local_of(kept[EMA]), local_of(parameter)) for parameter, kept in self.optimizer.state.items()]
+        if pairs:
+            averages, weights = zip(*pairs, strict=True)
+            torch._foreach_lerp_(list(averages), list(weights), 1 - self.decay)
 
 
 def _mesh_dims(parameter: Tensor) -> tuple[str, ...]:

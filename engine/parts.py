@@ -19,7 +19,7 @@ from .context import Context
 from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
 from .models.build import build_model, compute_loss, to_device
-from .optim import build_optimizer
+from .optim import Average, build_optimizer
 from .parallel.pipeline import schedule_of
 from .parallel.wrap import Spread, fill, replicated, spread
 from .passes import Loop, Passes, Pipeline, Unwatched, Watch
@@ -65,6 +65,12 @@ class Parts:
         dataset = self.spec.dataset
         return self.spec.training.global_batch_size * dataset.seq_len if isinstance(dataset, TextDataset) else None
 
+    @cached_property
+    def average(self) -> Average | None:
+        """The average of the weights, where the spec wants one."""
+        decay = self.spec.training.ema_decay
+        return None if decay is None else Average(self.optimizer, decay)
+
     def batch(self, samples: int, micro: int, context: Context) -> Any:
         """The micro-batch of this rank in pass `micro` after `samples` samples were seen."""
         return to_device(self.batches.get(samples, micro), context.device)
@@ -101,7 +107,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
     if by_name:
         fill(spread_out, spec, context.mesh, context.device, context.rank)
-    optimizer = build_optimizer(model, spec.training.optimizer)
+    optimizer = build_optimizer(model, spec.training.optimizer, ema=spec.training.ema_decay is not None)
     TrainState(model, optimizer).check_storable()
     passes = _passes(spread_out, spec, context)
     parts = Parts(

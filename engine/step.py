@@ -161,5 +161,7 @@ def _update(
         raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_kept(snapshots)}")
     set_learning_rate(parts.optimizer, lr)
     parts.optimizer.step()
+    if parts.average is not None:
+        parts.average.follow()
     parts.optimizer.zero_grad(set_to_none=True)
     return norm

@@ -36,6 +36,7 @@ class Layout:
     """Dimension along which tensor parallel cuts a parameter."""
     parameters: tuple[TensorInfo, ...]
     optimizer: AdamW | Sgd
+    ema: bool = False
 
     def box(self, tensor: TensorInfo, of: str, place: dict[str, int]) -> Held | None:
         """What the rank at `place` holds of a tensor that is cut as the parameter `of`, its holders left out."""
@@ -75,7 +76,7 @@ class Layout:
         for p in mine:
             yield TensorInfo(f"model.{p.name}", p.dtype, p.shape), p.name
         for p in mine:
-            for tensor in moments(p, self.optimizer):
+            for tensor in moments(p, self.optimizer, ema=self.ema):
                 yield tensor, p.name
 
     def shard_bytes(self, rank: int) -> int:
@@ -113,7 +114,8 @@ def layout_of(spec: Spec, parameters: Sequence[TensorInfo]) -> Layout:
     if mesh.tp > 1:
         cut_by = {p.name: 0 for p in parameters if p.name.endswith(_OPENING)}
         cut_by |= {p.name: 1 for p in parameters if p.name.endswith(_CLOSING)}
-    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training.optimizer)
+    ema = spec.training.ema_decay is not None
+    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training.optimizer, ema)
 
 
 def _stages(spec: Spec, parameters: Sequence[TensorInfo]) -> tuple[frozenset[str], ...]:

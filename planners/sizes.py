@@ -48,7 +48,7 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | 
     """Count `parameters`; None for a python model that nobody has described or built yet."""
     if parameters is None:
         return None
-    tensors = state_tensors(parameters, spec.training.optimizer)
+    tensors = state_tensors(parameters, spec.training.optimizer, ema=spec.training.ema_decay is not None)
     layout = layout_of(spec, parameters)
     place = dict.fromkeys(DIMS, 0)
     stages = [layout.parameter_bytes(names, place, gathered=False) for names in layout.stages]

@@ -139,6 +139,9 @@ class Training(Block):
     """The optimizer and its figures."""
     scheduler: Scheduler = Scheduler()
     """Learning rate over the steps."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep an average of the trained weights: after each update decay * average + (1 - decay) * weight; `dtrain export
+    --ema` writes it."""
 
 
 class Strategy(Block):

@@ -58,9 +58,17 @@ class Exported:
 
 
 def export(
-    opened: Opened, out: Path, max_shard_bytes: int, about: Mapping[str, Any], told: Progress | None = None
+    opened: Opened,
+    out: Path,
+    max_shard_bytes: int,
+    about: Mapping[str, Any],
+    told: Progress | None = None,
+    *,
+    ema: bool = False,
 ) -> Exported:
     """Write the weights of a checkpoint into the new folder `out`, every byte verified as it is read.
+
+    With `ema` the averages of those that have one.
 
     `about` goes into the note. Raises FileExistsError when `out` holds something, Locked while another export writes
     there, Unreadable when the checkpoint is damaged, OSError when the place fails; nothing is left then.
@@ -69,10 +77,13 @@ def export(
     weights = {name.removeprefix(PREFIX): info for name, info in facts.items() if name.startswith(PREFIX)}
     if not weights:
         raise Unreadable(f"{opened.candidate.folder}: there are no weights in it")
+    stored = {name: f"{PREFIX}{name}" for name in weights}
+    if ema:
+        stored |= {name: average for name in weights if (average := f"optimizer.{name}.ema") in facts}
     planned = plan(weights, max_shard_bytes)
     needed = sum(file.nbytes for file in planned)
     with _appearing(out, needed) as folder:
-        digest = _write(opened, facts, planned, folder, told)
+        digest = _write(opened, facts, planned, folder, told, stored)
         tied = {
             alias.removeprefix(PREFIX): kept.removeprefix(PREFIX)
             for alias, kept in (opened.meta.get("ties") or {}).items()
@@ -139,16 +150,24 @@ def _pretty(value: Mapping[str, Any]) -> bytes:
 
 
 def _write(
-    opened: Opened, facts: Mapping[str, Facts], planned: Sequence[OutFile], folder: Path, told: Progress | None
+    opened: Opened,
+    facts: Mapping[str, Facts],
+    planned: Sequence[OutFile],
+    folder: Path,
+    told: Progress | None,
+    stored: Mapping[str, str],
 ) -> str:
-    """Write all shards; returns the state digest of the checkpoint, for which all of it is read."""
+    """Write all shards, each weight from what it is `stored` as.
+
+    Returns the state digest of the checkpoint, for which all of it is read.
+    """
     places: dict[str, tuple[Path, int]] = {}
     for file in planned:
         path = folder / file.name
         with files.creating(path) as descriptor:
             files.write(descriptor, file.header, path)
             os.ftruncate(descriptor, file.nbytes)
-        places |= {PREFIX + tensor: (path, position) for tensor, position in file.positions.items()}
+        places |= {stored[tensor]: (path, position) for tensor, position in file.positions.items()}
 
     def take(stretch: Stretch) -> None:
         if stretch.name in places:

@@ -11,7 +11,7 @@ import torch
 from tests.engine.build import Odd, Plain, content, state_of, update
 from torch import nn
 
-from dtrain.engine.optim import build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from dtrain.engine.optim import Average, build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from dtrain.engine.state import TrainState
 from dtrain.specs.models import AdamW, Scheduler, Sgd
 
@@ -190,3 +190,27 @@ def test_gradients_are_clipped_to_the_limit_and_the_norm_before_is_told(limit: f
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_no_gradients_have_the_norm_zero(limit: float | None) -> None:
     assert float(clip_gradients(nn.Linear(2, 1), limit)) == 0.0
+
+
+@every_optimizer
+def test_an_average_follows_the_weights_and_changes_nothing(spec: AdamW | Sgd) -> None:
+    """As torch's own averaged model does it; frozen weights have none, and it is part of the state that is stored."""
+    model, plain = Plain(), Plain()
+    plain.load_state_dict(model.state_dict())
+    optimizer, other = build_optimizer(model, spec, ema=True), build_optimizer(plain, spec)
+    reference = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    reference.update_parameters(model)  # its first call copies
+    average = Average(optimizer, 0.9)
+    for step in range(1, 5):
+        for state in (TrainState(model, optimizer), TrainState(plain, other)):
+            torch.manual_seed(step)
+            update(state, step)
+        average.follow()
+        reference.update_parameters(model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, dict(plain.named_parameters())[name])
+        kept = TrainState(model, optimizer).constant().get(f"optimizer.{name}.ema")
+        assert (kept is not None) == parameter.requires_grad
+        if kept is not None:
+            assert torch.allclose(kept, reference.module.get_parameter(name), rtol=1e-6, atol=0)
+            assert not torch.equal(kept, parameter) or parameter.grad is None
