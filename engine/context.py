@@ -22,7 +22,7 @@ from ..planners.mesh import ALONE, DIMS, Mesh, mesh_of
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
-from .channels import storage_group
+from .channels import StorageChannel, storage_channel
 
 MAX_TEXT = 1024
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
@@ -67,7 +67,7 @@ class Context:
     control: dist.ProcessGroup | None = field(default=None)
     device_mesh: DeviceMesh | None = None
     """The mesh with its process groups; None: every rank has the whole model."""
-    storage: dist.ProcessGroup | None = None
+    storage: StorageChannel | None = None
     """The storage channel between nodes; None on one node."""
     step: int = 0
 
@@ -191,7 +191,7 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     over = None
     if (mesh.pp, mesh.dp_shard, mesh.tp) != (1, 1, 1):
         over = init_device_mesh(device.type, mesh.shape, mesh_dim_names=DIMS)
-    storage = storage_group(GROUP_TIMEOUT)
+    storage = storage_channel(rank, world, GROUP_TIMEOUT)
     context = Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), mesh, control, over, storage)
     _ = context.stage_group
     return context

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..tiers.digest import digest
 from ..tiers.jsonfile import Unreadable, dumps
@@ -25,6 +24,7 @@ from ..tiers.memory import MemoryDir, SlotRecord, parse_record
 from ..tiers.recovery import Candidate, Content, Wanted
 from ..tiers.shardfile import Shard, ShardReader, parse_header
 from ..tiers.whole import Facts
+from .channels import StorageChannel
 from .context import Context
 
 CHUNK = 8 * 2**20
@@ -44,9 +44,9 @@ class Given:
 class Exchange:
     """Opens checkpoints that lie in the memory of several nodes."""
 
-    def __init__(self, memory: MemoryDir, context: Context, group: dist.ProcessGroup) -> None:
-        """Give what is in this node's `memory`, over `group`."""
-        self.memory, self.context, self.group = memory, context, group
+    def __init__(self, memory: MemoryDir, context: Context, channel: StorageChannel) -> None:
+        """Give what is in this node's `memory`, over `channel`."""
+        self.memory, self.context, self.channel = memory, context, channel
 
     def open(self, candidate: Candidate) -> Exchanged:
         """Learn who has which shard; every rank must call it. Raises Unreadable, on all ranks alike."""
@@ -142,7 +142,7 @@ class Exchanged:
         self, giver: int, takers: Sequence[int], nbytes: int, stored: memoryview | None, buffer: torch.Tensor
     ) -> bytearray | None:
         """Move one piece from its giver to its takers; what a taker gets, None for any other rank."""
-        rank, group = self.exchange.context.rank, self.exchange.group
+        rank, channel = self.exchange.context.rank, self.exchange.channel
         others = [taker for taker in takers if taker != giver]
         taken = bytearray(nbytes) if rank in takers else None
         if rank != giver and taken is None and not self._is_for_all(giver, others):
@@ -153,12 +153,12 @@ class Exchanged:
             if stored is not None:
                 chunk.numpy()[:] = memoryview(stored)[begin : begin + size]
             if self._is_for_all(giver, others):
-                dist.broadcast(chunk, giver, group=group)
+                channel.broadcast(chunk, giver)
             elif rank == giver:
                 for taker in others:
-                    dist.send(chunk, taker, group=group)
+                    channel.send(chunk, taker)
             elif rank in others:
-                dist.recv(chunk, giver, group=group)
+                channel.receive(chunk, giver)
             if taken is not None:
                 taken[begin : begin + size] = chunk.numpy().data
         return taken

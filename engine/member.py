@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..planners.plan import Plan
 from ..specs.codes import Code
@@ -28,6 +27,7 @@ from .launch import DRAINER_PATIENCE_S, drain_job
 from .line import Line, Message
 from .network import LOOPBACK, interface_of, interfaces
 from .outcome import Outcome
+from .reach import Doors, door_from_json, unreachable
 from .shift import Shifts
 from .supervise import end_with_stack, sights_of
 from .team import GRACE_S
@@ -64,6 +64,7 @@ class Member:
         self._over_since: float | None = None
         self._grace_s = GRACE_S
         self._deadline: float | None = None
+        self._doors: Doors | None = None
         self._started = time.monotonic()
         line.sign = self._sign
 
@@ -77,6 +78,7 @@ class Member:
             except HostLost as lost:
                 return self._without_host(str(lost))
             finally:
+                self._close_doors()
                 for beat in read_heartbeats(self.memory):
                     end_group(beat)
 
@@ -85,7 +87,9 @@ class Member:
             message = self._next()
             kind = message.get("kind")
             if kind == "ask":
-                self.line.post({"kind": "held", "question": message["question"], **self._held()})
+                self._answer(message)
+            elif kind == "reach":
+                self._reach(message)
             elif kind == "attempt":
                 self._work(message)
             elif kind == "carry":
@@ -97,8 +101,24 @@ class Member:
                 self.drainer.stop(timeout_s=0.0)
                 raise GivenUp(str(message.get("detail")))
 
-    def _held(self) -> dict[str, Any]:
-        return look(self.memory, self.tiers).to_json()
+    def _answer(self, message: Message) -> None:
+        """Say what we have in memory and see on disk, and where we can be reached."""
+        self._close_doors()
+        if message["doors"]:
+            self._doors = Doors(*self._interfaces())
+        doors = [door.to_json() for door in self._doors.doors] if self._doors is not None else []
+        held = look(self.memory, self.tiers).to_json()
+        self.line.post({"kind": "held", "question": message["question"], "doors": doors, **held})
+
+    def _reach(self, message: Message) -> None:
+        """Try to reach all other nodes, and say which could not be reached."""
+        doors = {int(node): [door_from_json(one) for one in found] for node, found in message["doors"].items()}
+        self.line.post({"kind": "tried", "problems": unreachable(self.run.node, doors)})
+
+    def _close_doors(self) -> None:
+        if self._doors is not None:
+            self._doors.close()
+        self._doors = None
 
     def _sign(self) -> Message:
         """What goes with every sign of life: the counters of our ranks."""
@@ -134,6 +154,7 @@ class Member:
     # -- an attempt -----------------------------------------------------------------------------------------------
 
     def _work(self, message: Message) -> None:
+        self._close_doors()
         self.attempt = int(message["number"])
         self.memory.settle(versions_from(message["drain"]))
         self.run.take_part(self.attempt)

@@ -28,7 +28,7 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """Tell whether it is meant for one machine alone."""
-        return self.host == "localhost" or _is_loopback(self.host)
+        return self.host == "localhost" or is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -40,7 +40,8 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(host.strip("[]"), int(port))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Tell whether an address is one of this machine alone; a name is none."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -65,7 +66,7 @@ def listen(endpoint: Endpoint, port: int | None = None) -> socket.socket:
     """
     port = endpoint.port if port is None else port
     family, (address, _) = resolve(endpoint.host, port)
-    if _is_loopback(address) and not endpoint.is_loopback:
+    if is_loopback(address) and not endpoint.is_loopback:
         address = "::" if family == socket.AF_INET6 else "0.0.0.0"
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

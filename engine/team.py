@@ -23,7 +23,8 @@ from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict
 from .hello import Hello, refusal
 from .job import WorkerError
 from .line import Host, Mate, Message, open_store
-from .network import interface_towards, interfaces
+from .network import interface_towards, interfaces, is_loopback
+from .reach import Door, Doors, door_from_json, unreachable
 from .shift import Report, report_from_json
 from .supervise import Sight
 
@@ -61,7 +62,11 @@ class Team(Alone):
         self.nodes = spec.cluster.nodes
         self.mates: dict[int, Mate] = {}
         self.held: dict[int, Held] = {}
-        self._answers: dict[int, tuple[int, Held]] = {}
+        self._answers: dict[int, Held] = {}
+        self._doors: dict[int, list[Door]] = {}
+        self._tried: dict[int, list[str]] = {}
+        self._reached: set[str] = set()
+        """Words of the launchers that have reached each other."""
         self._question = 0
         self._carried: set[int] = set()
         self._left: set[str] = set()
@@ -83,7 +88,7 @@ class Team(Alone):
         deadline = time.monotonic() + self.spec.cluster.rejoin_timeout
         while True:
             self._wait_for_all(deadline)
-            if self._ask(ASK_S):
+            if self._ask(ASK_S) and self._reach_each_other():
                 break
         self.memory.settle(to_drain(self.held, self.nodes))
         self.highest = max(self.highest, *(held.highest for held in self.held.values()))
@@ -126,13 +131,42 @@ class Team(Alone):
         self._question += 1
         self.held = {0: look(self.memory, self.tiers)}
         self._answers = {}
-        self._tell_all({"kind": "ask", "question": self._question})
+        self._tell_all({"kind": "ask", "question": self._question, "doors": self._words() != self._reached})
         deadline = time.monotonic() + patience_s
         while self._alive() - self._answers.keys() and time.monotonic() < deadline:
             time.sleep(TURN_S)
             self._handle()
-        self.held |= {node: held for node, (_, held) in self._answers.items() if node in self._alive()}
+        self.held |= {node: held for node, held in self._answers.items() if node in self._alive()}
         return self.held.keys() == set(range(self.nodes))
+
+    def _reach_each_other(self) -> bool:
+        """Have every node try all others on both channels; False when one was lost meanwhile. Raises NodeMissing."""
+        words = self._words()
+        if words == self._reached:
+            return True
+        mine = Doors(*self._interfaces())
+        try:
+            doors = {0: mine.doors, **self._doors}
+            self._tried = {}
+            told = {str(node): [door.to_json() for door in found] for node, found in doors.items()}
+            self._tell_all({"kind": "reach", "doors": told})
+            problems = unreachable(0, doors)
+            deadline = time.monotonic() + ASK_S
+            while self._alive() - self._tried.keys() and time.monotonic() < deadline:
+                time.sleep(TURN_S)
+                self._handle()
+        finally:
+            mine.close()
+        problems += [line for _, lines in sorted(self._tried.items()) for line in lines]
+        if problems:
+            raise NodeMissing("\n".join(problems))
+        if self._tried.keys() != set(range(1, self.nodes)):
+            return False
+        self._reached = words
+        return True
+
+    def _words(self) -> set[str]:
+        return {mate.word for mate in self.mates.values()}
 
     def _alive(self) -> set[int]:
         return {node for node, mate in self.mates.items() if mate.dead is None and mate.ready}
@@ -163,7 +197,9 @@ class Team(Alone):
 
     def _interfaces(self) -> tuple[str, str]:
         """Of both channels: the one by which the others are reached, never loopback where they are elsewhere."""
-        return interfaces(self.spec, interface_towards(str(self.mates[1].hello.get("address")), self.host.port))
+        addresses = [str(mate.hello.get("address")) for mate in self.mates.values()]
+        elsewhere = next((address for address in addresses if not is_loopback(address)), addresses[0])
+        return interfaces(self.spec, interface_towards(elsewhere, self.host.port))
 
     def tick(self) -> bool:
         """As `Alone.tick`."""
@@ -312,7 +348,10 @@ class Team(Alone):
     def _take_answer(self, mate: Mate, message: Message) -> None:
         try:
             if message.get("kind") == "held" and message.get("question") == self._question:
-                self._answers[mate.node] = (self._question, held_from_json(message))
+                self._doors[mate.node] = [door_from_json(door) for door in message.get("doors", [])]
+                self._answers[mate.node] = held_from_json(message)
+            elif message.get("kind") == "tried":
+                self._tried[mate.node] = [str(line) for line in message.get("problems", [])]
             elif message.get("kind") == "ended" and (attempt := self._attempt) is not None:
                 report = report_from_json(message)
                 attempt.reports |= {mate.node: report} if message.get("attempt") == attempt.number else {}

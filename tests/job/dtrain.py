@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,13 @@ class Job:
         self.spec.write_text(text.format(output_dir=self.run.root, text=corpus, steps=steps))
         return self.spec
 
-    def start(self, *words: str, fault: str = "", env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command in a session of its own."""
+    def start(
+        self, *words: str, fault: str = "", env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start a command in a session of its own; `within` is a command that runs it somewhere else."""
         environment = {**os.environ, "DTRAIN_FAULT": fault, "COLUMNS": "120", **self.extra, **(env or {})}
         return subprocess.Popen(
-            [*COMMAND, *words],
+            [*within, *COMMAND, *words],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,

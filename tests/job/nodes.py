@@ -36,12 +36,15 @@ class Cluster:
     job: Job
     port: int = field(default_factory=free_port)
     running: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    within: dict[int, list[str]] = field(default_factory=dict)
+    """What runs a node's command somewhere else."""
 
     def start(self, node: int, *words: str, command: str = "run", fault: str = "") -> subprocess.Popen[str]:
         """Start the command of one node."""
         start = ("run", "spec.yaml") if command == "run" else ("resume", "--from", "latest", "spec.yaml")
-        place = ("--node-rank", str(node), "--rendezvous", f"127.0.0.1:{self.port}")
-        self.running[node] = self.job.start(*start, *words, *place, fault=fault)
+        place = ("--node-rank", str(node), "--rendezvous", f"{self.host}:{self.port}")
+        self.running[node] = self.job.start(*start, *words, *place, fault=fault, within=self.within.get(node, ()))
         return self.running[node]
 
     def start_all(self, *words: str, command: str = "run", fault: str = "") -> None:
