@@ -150,7 +150,8 @@ class Context:
 
     def autocast(self, precision: str) -> torch.autocast:
         """The precision of forward passes."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+        kind = torch.float16 if precision == "fp16-mixed" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=kind, enabled=precision != "fp32")
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:

@@ -113,6 +113,13 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
+def unscale(model: nn.Module, scale: float) -> None:
+    """Take the factor of the loss out of the gradients."""
+    gradients = [local_of(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, 1 / scale)
+
+
 def clip_cut_gradients(
     model: nn.Module, max_norm: float | None, mesh: Mesh, sum_over_ranks: Callable[[list[float]], list[float]]
 ) -> float:

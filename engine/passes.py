@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..tiers import faults
 from .context import Context
 from .models.build import compute_loss
-from .parallel.pipeline import Schedule, Stage
+from .parallel.pipeline import ScaledLoss, Schedule, Stage
 from .snapshot import Snapshots
 from .timing import StepClock
 
@@ -75,9 +75,14 @@ class Passes(Protocol):
 
     wrapped: nn.Module
     """What is called for a loss; in a pipeline its container only."""
+    scale: float
+    """Factor of the loss whose gradients are wanted."""
 
     def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor | None:
-        """Add up the gradients of the mean loss over `count` micro-batches; returns that loss where it is known."""
+        """Add up the gradients of the mean loss over `count` micro-batches, times `scale`.
+
+        Returns that loss, not scaled, where it is known.
+        """
 
 
 class Loop(Passes):
@@ -85,7 +90,7 @@ class Loop(Passes):
 
     def __init__(self, wrapped: nn.Module) -> None:
         """Run this module; DDP exchanges gradients in the last pass only."""
-        self.wrapped = wrapped
+        self.wrapped, self.scale = wrapped, 1.0
 
     def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor:
         """As `Passes.run`; the loss is this rank's."""
@@ -96,7 +101,7 @@ class Loop(Passes):
                 with watch.forward(), precision():
                     loss = compute_loss(self.wrapped, batch) / count
                 with watch.backward():
-                    loss.backward()
+                    (loss if self.scale == 1.0 else loss * self.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
@@ -110,9 +115,9 @@ class Loop(Passes):
 class Pipeline(Passes):
     """All micro-batches of a step through this rank's stages, in the order of a schedule."""
 
-    def __init__(self, model: nn.Module, schedule: Schedule, stages: Sequence[Stage]) -> None:
+    def __init__(self, model: nn.Module, schedule: Schedule, stages: Sequence[Stage], loss: ScaledLoss) -> None:
         """`model` holds the modules of the stages under their names."""
-        self.wrapped, self.schedule, self.stages = model, schedule, stages
+        self.wrapped, self.schedule, self.stages, self.loss, self.scale = model, schedule, stages, loss, 1.0
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
 
@@ -122,8 +127,9 @@ class Pipeline(Passes):
         for stage in self.stages:
             stage.watcher = watch
         losses: list[Tensor] = []
+        self.loss.factor = self.scale
         inputs = (tokens[:, :-1],) if self.first else ()
         target: dict[str, Any] = {"target": tokens[:, 1:], "losses": losses} if self.last else {}
         with precision():
             self.schedule.step(*inputs, return_outputs=False, **target)
-        return torch.stack([loss.detach() for loss in losses]).mean() if self.last else None
+        return torch.stack([loss.detach() for loss in losses]).mean() / self.scale if self.last else None

@@ -151,8 +151,9 @@ class _Rank:
 
         As in training the gradients are already there, to be added to, and are clipped as part of the update.
         """
-        mixed = self.spec.training.precision == "bf16-mixed"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed):
+        precision = self.spec.training.precision
+        kind = torch.float16 if precision == "fp16-mixed" else torch.bfloat16
+        with torch.autocast(self.device.type, dtype=kind, enabled=precision != "fp32"):
             loss, forward_s = _timed(lambda: compute_loss(self.model, self.batch), self.device)
         _, backward_s = _timed(loss.backward, self.device)
         _, optimizer_s = _timed(self._update, self.device)

@@ -13,9 +13,10 @@ from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
-from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate
+from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate, unscale
 from .parts import Parts
 from .passes import Watch
+from .scaling import LossScale
 from .snapshot import Refused, Snapshots
 from .timing import StepClock
 
@@ -30,6 +31,8 @@ class Progress:
 
     step: int = 0
     samples: int = 0
+    loss_scale: LossScale | None = None
+    """Set where the precision needs one."""
     _fixed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def meta(self, parts: Parts, spec_digest: str) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class Progress:
             **self._fixed,
             "data": {**self._fixed["data"], "samples": self.samples},
             "scheduler": {**self._fixed["scheduler"], "step": self.step},
+            **({"loss_scale": self.loss_scale.to_json()} if self.loss_scale is not None else {}),
         }
 
 
@@ -77,6 +81,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     faults.point("step.start", step)
     if context.device_mesh is not None:  # else DDP does it
         context.share(parts.state.changing().values())
+    scale = progress.loss_scale
+    parts.passes.scale = 1.0 if scale is None else scale.scale
     loss = parts.run(progress.samples, context, Watch(context, snapshots, clock, step))
     context.beat()
     with clock.waiting("stall"):
@@ -88,7 +94,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     faults.point("update.before", step)
     lr = learning_rate(step, parts.spec.training.optimizer.lr, parts.spec.training.scheduler, parts.spec.max_steps)
     with clock.part("optimizer"):
-        norm = _update(parts, context, lr, mean, step, snapshots)
+        norm, updated = _update(parts, context, lr, mean, step, snapshots, scale)
     faults.point("update.after", step)
     seconds = clock.total()
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
@@ -104,6 +110,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         "stall_s": clock.seconds["stall"],
         "snapshot_bytes": copied if refused is None else 0,
     }
+    if scale is not None:
+        metrics |= {"loss_scale": parts.passes.scale, "skipped": not updated}
     return StepOutcome(metrics, stop, drain_busy, committed, refused)
 
 
@@ -147,21 +155,40 @@ def _kept(snapshots: Snapshots | None) -> str:
 
 
 def _update(
-    parts: Parts, context: Context, lr: float, mean_loss: float, step: int, snapshots: Snapshots | None
-) -> float:
-    """Clip and update, unless that would write something that is not a number into the weights."""
-    if not math.isfinite(mean_loss):
-        raise TrainingDiverged(f"the loss is {mean_loss} at step {step}; {_kept(snapshots)}")
-    limit = parts.spec.training.max_grad_norm
-    if context.device_mesh is None:
-        norm = float(clip_gradients(parts.model, limit))
-    else:
-        norm = clip_cut_gradients(parts.model, limit, context.mesh, context.sum_over_ranks)
-    if not math.isfinite(norm):
-        raise TrainingDiverged(f"the gradient norm is {norm} at step {step}; {_kept(snapshots)}")
-    set_learning_rate(parts.optimizer, lr)
-    parts.optimizer.step()
-    if parts.average is not None:
-        parts.average.follow()
+    parts: Parts,
+    context: Context,
+    lr: float,
+    mean_loss: float,
+    step: int,
+    snapshots: Snapshots | None,
+    scale: LossScale | None,
+) -> tuple[float | None, bool]:
+    """Clip and update, unless that would write something that is not a number into the weights.
+
+    With a scaled loss the update is left out then, and the scale lowered. Returns the norm of the gradients, None where
+    it is not finite, and whether there was an update.
+    """
+    norm = _clipped(parts, context, scale)
+    finite = math.isfinite(mean_loss) and math.isfinite(norm)
+    if not finite and (scale is None or scale.is_spent):
+        what = f"loss is {mean_loss}" if not math.isfinite(mean_loss) else f"gradient norm is {norm}"
+        raise TrainingDiverged(f"the {what} at step {step}; {_kept(snapshots)}")
+    if finite:
+        set_learning_rate(parts.optimizer, lr)
+        parts.optimizer.step()
+        if parts.average is not None:
+            parts.average.follow()
     parts.optimizer.zero_grad(set_to_none=True)
-    return norm
+    if scale is not None:
+        scale.update(finite=finite)
+    return norm if math.isfinite(norm) else None, finite
+
+
+def _clipped(parts: Parts, context: Context, scale: LossScale | None) -> float:
+    """Clip the gradients; returns their norm before, the scale of the loss taken out of both."""
+    limit = parts.spec.training.max_grad_norm
+    if scale is not None:
+        unscale(parts.model, scale.scale)
+    if context.device_mesh is None:
+        return float(clip_gradients(parts.model, limit))
+    return clip_cut_gradients(parts.model, limit, context.mesh, context.sum_over_ranks)

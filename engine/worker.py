@@ -31,6 +31,7 @@ from .logstream import keep_going_without_log
 from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
+from .scaling import scale_of
 from .slot import SlotError
 from .snapshot import Snapshots
 from .state import StateError
@@ -60,7 +61,7 @@ class Worker:
         self.plan: Plan = plan_from_json(read(self.run.plan))
         self.spec_digest = spec_digest(self.spec)
         self.stop = stop
-        self.progress = Progress()
+        self.progress = Progress(loss_scale=scale_of(self.spec.training.precision))
 
     def train(self) -> NoReturn:
         """Join the others, continue from the newest whole step, train to the end or until told to stop."""
@@ -119,7 +120,8 @@ class Worker:
 
     def _take_position(self, restored: Restored, parts: Parts, reporter: Reporter) -> None:
         data = restored.meta["data"]
-        self.progress = Progress(restored.candidate.version.step, data["samples"])
+        scale = scale_of(self.spec.training.precision, restored.meta.get("loss_scale"))
+        self.progress = Progress(restored.candidate.version.step, data["samples"], scale)
         if data["spec"] != parts.data_digest:
             reporter.event("warning", self.progress.step, detail=OTHER_DATA)
         elif data["fingerprint"] != parts.fingerprint:

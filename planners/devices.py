@@ -195,7 +195,7 @@ def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
 
 def _compute(device: Accelerator, precision: str) -> tuple[float, float]:
     """Return the share of the peak that training reaches, and the peak."""
-    if precision == "bf16-mixed":
+    if precision != "fp32":  # fp16 has the peak of bf16
         return MODEL_FLOP_UTILISATION, device.bf16_flop_per_s
     return FP32_UTILISATION, device.fp32_flop_per_s
 
@@ -281,6 +281,6 @@ def _compute_basis(spec: Spec, machine: Machine, reached: Rates) -> str:
         )
     device = ACCELERATORS[machine.accelerator]
     share, peak = _compute(device, spec.training.precision)
-    kind = "bf16" if spec.training.precision == "bf16-mixed" else "fp32"
+    kind = spec.training.precision.removesuffix("-mixed")
     part = f"{100 * share:.0f} % of the dense {kind} peak of {peak / 1e12:,.3g} TFLOP/s"
     return f"{machine.accelerator}: {part} ({device.source})"

@@ -95,10 +95,10 @@ def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts
     """Return the device memory of one rank.
 
     Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; where FSDP2
-    puts weights together, their gradients are whole for a moment, too. Under autocast the bf16 copies of the weights
+    puts weights together, their gradients are whole for a moment, too. Under autocast the 16-bit copies of the weights
     live as long as the pass. The activations of a model of unknown family are not known and count 0.
     """
-    mixed = spec.training.precision == "bf16-mixed"
+    mixed = spec.training.precision != "fp32"
     whole = sizes.gathered_bytes or sizes.stage_parameter_bytes
     return DeviceParts(
         weights_bytes=sizes.rank_parameter_bytes,

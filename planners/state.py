@@ -11,7 +11,7 @@ from .shards import TensorInfo
 def state_tensors(parameters: Sequence[TensorInfo], optimizer: AdamW | Sgd, *, ema: bool = False) -> list[TensorInfo]:
     """Return the tensors of the state in the order in which they are stored.
 
-    First `model.<name>` for all `parameters` in their own dtype (fp32 in both precisions: bf16-mixed casts
+    First `model.<name>` for all `parameters` in their own dtype (fp32 in all precisions: the mixed ones cast
     for the passes only), then per parameter what the optimizer keeps.
     """
     tensors = [TensorInfo(f"model.{p.name}", p.dtype, p.shape) for p in parameters]

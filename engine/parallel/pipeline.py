@@ -34,6 +34,16 @@ class Watcher(Protocol):
         """Around a backward pass of one micro-batch."""
 
 
+class ScaledLoss:
+    """The loss of the last stage, times a factor."""
+
+    factor = 1.0
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [B, T, vocab] for token ids [B, T], scaled."""
+        return next_token_loss(logits, targets) * self.factor
+
+
 class Stage(PipelineStage):
     """A stage that tells when its passes begin and end: the windows of a pipeline's schedule."""
 
@@ -82,8 +92,8 @@ def _part(model: Gpt, layers: range, *, first: bool, last: bool) -> GptPart:
 
 def schedule_of(
     parts: Sequence[GptPart], spec: Spec, pp_rank: int, device: torch.device, group: ProcessGroup
-) -> tuple[Schedule, list[Stage]]:
-    """The schedule of one step, and this rank's stages.
+) -> tuple[Schedule, list[Stage], ScaledLoss]:
+    """The schedule of one step, this rank's stages, and the loss of the last one.
 
     The shapes that travel between stages are given: torch would else let the ranks send each other pickled ones.
     """
@@ -94,11 +104,11 @@ def schedule_of(
         entering, leaving = _shapes(spec, device, index == 0, index == total - 1)
         part.length = leaving.shape[1] if index == total - 1 else _seq_len(spec)
         stages.append(Stage(part, index, total, device, input_args=entering, output_args=leaving, group=group))
-    kind, n = spec.strategy.pp_schedule, spec.micro_batches
+    kind, n, loss = spec.strategy.pp_schedule, spec.micro_batches, ScaledLoss()
     if kind == "interleaved-1f1b":
-        return ScheduleInterleaved1F1B([*stages], n, loss_fn=next_token_loss), stages
+        return ScheduleInterleaved1F1B([*stages], n, loss_fn=loss), stages, loss
     made = ScheduleGPipe if kind == "gpipe" else Schedule1F1B
-    return made(stages[0], n, loss_fn=next_token_loss), stages
+    return made(stages[0], n, loss_fn=loss), stages, loss
 
 
 def _seq_len(spec: Spec) -> int:
@@ -107,16 +117,18 @@ def _seq_len(spec: Spec) -> int:
 
 
 def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[Tensor, Tensor]:
-    """What one micro-batch is where it enters and where it leaves a stage, as tensors without memory."""
+    """What one micro-batch is where it enters and where it leaves a stage.
+
+    Between layers it is fp32 in all precisions, for autocast leaves the sums of the residual stream alone.
+    """
     assert isinstance(spec.model, GptModel)
     samples, length = spec.training.micro_batch_size, _seq_len(spec)
     between = length // spec.strategy.tp if cuts_sequence(spec) else length
-    wide = torch.bfloat16 if spec.training.precision == "bf16-mixed" else torch.float32
-    hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
+    hidden = torch.empty(samples, between, spec.model.d_model, device=device, requires_grad=True)
     entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
+    kinds = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+    logits = (samples, length, spec.model.vocab_size)
     leaving = (
-        torch.empty(samples, length, spec.model.vocab_size, dtype=wide, device=device, requires_grad=True)
-        if last
-        else hidden
+        torch.empty(logits, dtype=kinds[spec.training.precision], device=device, requires_grad=True) if last else hidden
     )
     return entering, leaving

@@ -15,7 +15,6 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "bf16": ("training:\n", "training:\n  precision: bf16\n", "training.precision", "`bf16-mixed`"),
     "bf16-true": ("training:\n", "training:\n  precision: bf16-true\n", "training.precision", "`bf16-mixed`"),
     "fp16": ("training:\n", "training:\n  precision: fp16\n", "training.precision", "`bf16-mixed`"),
-    "fp16-mixed": ("training:\n", "training:\n  precision: fp16-mixed\n", "training.precision", "`bf16-mixed`"),
     "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`bf16-mixed`"),
     "cp": ("name: t", "strategy: {cp: 2}", "strategy.cp", "`dp_replicate`"),
     "ep": ("name: t", "strategy: {ep: 1}", "strategy.ep", "`dp_replicate`"),

@@ -1,0 +1,51 @@
+"""The loss of fp16: scaled, and an update that would not be finite is left out by all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dtrain.engine.optim import unscale
+from dtrain.engine.scaling import FIRST, GROWTH_INTERVAL, LEAST, LossScale, scale_of
+
+
+def test_it_does_as_torchs_own_scaler() -> None:
+    mine, reference = LossScale(), torch.amp.GradScaler("cpu")
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    outcomes = [True, False, True, *([True] * GROWTH_INTERVAL), False, False, True]
+    for finite in outcomes:
+        reference.scale(torch.ones(())).item()
+        weight.grad = torch.full((2,), 1.0 if finite else float("inf"))
+        reference.step(optimizer)
+        reference.update()
+        mine.update(finite=finite)
+        assert (mine.scale, mine.good) == (reference.get_scale(), reference._get_growth_tracker())
+
+
+def test_it_is_put_back_from_a_checkpoint() -> None:
+    assert scale_of("fp32") is None
+    assert scale_of("bf16-mixed", {"scale": 2.0, "good": 1}) is None
+    assert scale_of("fp16-mixed") == LossScale(FIRST, 0)
+    assert scale_of("fp16-mixed", LossScale(512.0, 7).to_json()) == LossScale(512.0, 7)
+
+
+def test_a_scale_that_cannot_be_the_answer_ends_the_search() -> None:
+    scale = LossScale()
+    updates = 0
+    while not scale.is_spent:
+        scale.update(finite=False)
+        updates += 1
+    assert scale.scale == LEAST
+    assert updates == 30
+
+
+@pytest.mark.parametrize("scale", [0.5, 1024.0])
+def test_what_is_scaled_is_unscaled(scale: float) -> None:
+    model = nn.Linear(3, 2)
+    (model(torch.ones(1, 3)).sum() * scale).backward()
+    expected = model.weight.grad.clone() / scale
+    unscale(model, scale)
+    assert torch.equal(model.weight.grad, expected)
+    unscale(nn.Linear(1, 1), scale)
