@@ -15,7 +15,7 @@ from ..tiers.layout import Version
 from .context import Context
 from .optim import clip_gradients, learning_rate, set_learning_rate
 from .parts import Parts
-from .snapshot import Refused, Snapshots
+from .snapshot import Offered, Refused, Snapshots
 from .timing import StepClock
 
 
@@ -65,8 +65,11 @@ class StepOutcome:
     metrics: dict[str, Any]
     stop: bool
     drain_busy: bool
+    """The drainer of a rank holds a slot."""
     committed: Version | None
     refused: Refused | None
+    offered: Offered | None
+    """What was decided on the checkpoint of the step before."""
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:
@@ -79,6 +82,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         copied = snapshots.finish() if snapshots is not None else 0
     mean, stop, drain_busy, clean = _agree(context, loss, snapshots)
     committed, refused = settle(context, snapshots, clean=clean)
+    offered = snapshots.offer(drain_busy=drain_busy) if snapshots is not None else None
     if refused is not None and parts.spec.checkpoint.non_finite == "stop":
         raise diverged(refused, snapshots)
     faults.point("update.before", step)
@@ -100,7 +104,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         "stall_s": clock.seconds["stall"],
         "snapshot_bytes": copied if refused is None else 0,
     }
-    return StepOutcome(metrics, stop, drain_busy, committed, refused)
+    drain_busy |= offered is not None and offered.pinned
+    return StepOutcome(metrics, stop, drain_busy, committed, refused, offered)
 
 
 def _passes(
