@@ -78,22 +78,27 @@ class Control:
         self.passes: deque[tuple[float, float]] = deque(maxlen=WINDOW_PASSES)
         self.looks = 0
         self._told_excess = False
-        self._waited_s = 0.0
+        self._waited_s = self._drain_s = 0.0
+        self._drained = 0
 
     @property
     def setting(self) -> Setting:
         """The intervals in force."""
         return Setting(self.snapshots.cadence.memory, self.snapshots.cadence.slow)
 
-    def step(self, step: int, metrics: dict[str, Any], reporter: Reporter, *, draining: bool) -> None:
+    def step(self, step: int, metrics: dict[str, Any], reporter: Reporter) -> None:
         """Take a step; at the end of a window decide with the other ranks, and act on it."""
         for_slot_s, self._waited_s = self.snapshots.waited_s - self._waited_s, self.snapshots.waited_s
+        drains = self.snapshots.drains
+        drain_s, self._drain_s = drains.busy_s - self._drain_s, drains.busy_s
+        drained, self._drained = drains.ended - self._drained, drains.ended
         self.window.add(
             Sample(
                 step_s=metrics["step_s"] - for_slot_s,
                 waited_s=metrics["stall_s"] - for_slot_s,
                 copied=metrics["snapshot_bytes"] > 0,
-                draining=draining,
+                drain_s=drain_s,
+                drained=drained,
             )
         )
         passes = windows_per_step(self.spec)

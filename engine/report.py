@@ -10,7 +10,7 @@ from ..tiers.jsonfile import append_event, append_line, read_lines
 from ..tiers.layout import RunDir, Version
 from .evaluation import Evaluated
 from .restore import Restored
-from .snapshot import Refused
+from .snapshot import Offered, Refused
 
 
 @dataclass
@@ -91,16 +91,18 @@ class Reporter:
             reason = f"{refused.tensor} holds NaN or infinity"
             self.event("skipped", refused.version.step, tier="memory", reason=reason, left_out=1)
 
-    def drained(self, step: int, drained: bool | None) -> None:
-        """Whether a checkpoint due in the slow tier was pinned for it, or left out (None: none was due).
+    def offered(self, offered: Offered | None) -> None:
+        """A checkpoint due in the slow tier was pinned for it, or left out (None: nothing was decided).
 
         Those left out in a row are told in one event, when the tier has come round.
         """
-        if drained is False:
-            self.too_slow += 1
-            self._last_left_out = step
-        elif drained:
+        if offered is None:
+            return
+        if offered.pinned:
             self.end_outage()
+        else:
+            self.too_slow += 1
+            self._last_left_out = offered.step
 
     def end_outage(self) -> None:
         """Tell of the checkpoints that were left out for a busy tier, if there are any."""

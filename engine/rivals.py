@@ -119,12 +119,21 @@ class Dtrain(Plain):
         self._copied += self._snapshots.current is not None
 
     def finish(self) -> None:
-        """The last copy is whole on all ranks, and the drainer is idle. Raises TrainingDiverged."""
+        """The last copy is whole on all ranks, and the drainer is idle. Raises TrainingDiverged.
+
+        In a run the next step decides on the last checkpoint, and the drainer has that long for the one before.
+        """
         self._snapshots.finish()
         clean = self._context.all_agree(self._snapshots.refused is None)
         _, refused = settle(self._context, self._snapshots, clean=clean)
         if refused is not None:
             raise diverged(refused, self._snapshots)
+        self._wait_for_drainer()
+        self._context.all_agree(True)  # that no slot is held on any rank
+        self._snapshots.offer(drain_busy=False)
+        self._wait_for_drainer()
+
+    def _wait_for_drainer(self) -> None:
         while self._snapshots.draining():
             self._context.beat()
             time.sleep(POLL_S)

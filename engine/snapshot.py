@@ -20,6 +20,7 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard
 from .copier import Copier, HostMover, Item, Mover, NonFinite
+from .drainwatch import DrainWatch
 from .finite import FLOATS, Floats
 from .parallel.layout import WITHIN_STAGE, local_of
 from .slot import OpenSlot
@@ -46,6 +47,13 @@ class Cadence:
     def drain_due(self, step: int) -> bool:
         """Tell whether the state of `step` belongs to the first slower tier."""
         return self.slow > 0 and step % self.slow == 0
+
+
+class Offered(NamedTuple):
+    """A checkpoint that was due in the slow tier: pinned for the drainer, or left out because that was busy."""
+
+    step: int
+    pinned: bool
 
 
 @dataclass(frozen=True)
@@ -124,10 +132,13 @@ class Snapshots:
         if device.type == "cuda":
             for slot in self.slots:
                 slot.lock_pages()
+        self.drains = DrainWatch([slot.slot for slot in self.slots])
         self._drop_all_but(restored)
         self.safe = restored
         self.outdated = memory.of_other_worlds(world) if rank == 0 else []
         self.current: Version | None = None
+        self.unpinned: OpenSlot | None = None
+        """Slot of the current snapshot when it is due in the slow tier and the drainer was busy at its begin."""
         self.refused: str | None = None
         """The tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
@@ -186,21 +197,22 @@ class Snapshots:
                 slot.slot.invalidate()
                 slot.version = None
 
-    def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> bool | None:
+    def begin(self, step: int, meta: dict[str, Any], *, drain_busy: bool) -> Offered | None:
         """The update of `step` is done: take on its snapshot, if it is due. `meta` goes into the manifest.
 
-        `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. By `when_slow` of the
-        tier the checkpoint is left out then, or waited for. Returns False when one for the slow tier was left out,
-        None when none was due.
+        `drain_busy` is what all ranks agreed on: the drainer of one of them still holds a slot. Then one that is due
+        in the slow tier is pinned all the same where training is to wait for that (`when_slow`); else `offer` decides.
+        Returns what is decided now, None when that is nothing.
         """
         due = self.cadence.drain_due(step)
         drain = due and (self.cadence.drain_patient or not drain_busy)
-        if drain or self.cadence.memory_due(step):
-            self.take(step, meta, drain=drain)
-        return drain if due else None
+        if due or self.cadence.memory_due(step):
+            slot = self.take(step, meta, drain=drain)
+            self.unpinned = slot if due and not drain else None
+        return Offered(step, True) if drain else None
 
-    def take(self, step: int, meta: dict[str, Any], *, drain: bool) -> None:
-        """Take on the snapshot of `step` whether it is due or not."""
+    def take(self, step: int, meta: dict[str, Any], *, drain: bool) -> OpenSlot:
+        """Take on the snapshot of `step` whether it is due or not, and return its slot; with `drain` pin it."""
         faults.point("copy.begin", step)
         slot = self._free_slot()
         version = Version(attempt=self.attempt, step=step)
@@ -216,6 +228,7 @@ class Snapshots:
         commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
         self._began = time.perf_counter()
         self.copier.begin(step, self.items, slot.data, commit)
+        return slot
 
     def _look_up(self) -> None:
         """Find the live tensors of this rank's pieces anew, for an optimizer may have replaced some, and mark them.
@@ -280,10 +293,12 @@ class Snapshots:
 
     def forward_window(self) -> None:
         """A forward pass begins."""
+        self.drains.look()
         self.copier.grant(self.pace.forward_bytes)
 
     def backward_window(self) -> None:
         """A backward pass begins."""
+        self.drains.look()
         self.copier.grant(self.pace.backward_bytes)
 
     def finish(self) -> int:
@@ -320,9 +335,24 @@ class Snapshots:
         whole, self.current = self.current, None
         return whole
 
+    def offer(self, *, drain_busy: bool) -> Offered | None:
+        """Decide on the newest whole snapshot if that is still to be done: it is pinned unless the drainer is busy.
+
+        `drain_busy` is what all ranks agreed on after they had finished it. So one checkpoint after the other reaches
+        a tier that takes less than a step for each; at most one is pinned, and there is a slot for the next snapshot.
+        """
+        slot, self.unpinned = self.unpinned, None
+        if slot is None or slot.version is None:
+            return None
+        if not drain_busy:
+            slot.slot.pin()
+            self.drains.add(slot.slot)
+        return Offered(slot.version.step, not drain_busy)
+
     def refuse(self, tensor: str) -> Refused:
         """A rank has refused the snapshot for a tensor: no rank keeps it, the older one stays."""
         assert self.current is not None
+        self.unpinned = None
         refused, self.current, self.refused = Refused(self.current, tensor), None, None
         for slot in self.slots:
             if slot.version == refused.version:
@@ -342,7 +372,7 @@ class Snapshots:
 
     def draining(self) -> bool:
         """Tell whether the drainer still holds one of this rank's slots."""
-        return any(slot.slot.pinned for slot in self.slots)
+        return self.drains.draining()
 
     def _free_slot(self) -> OpenSlot:
         """A slot that holds neither the newest whole version nor one the drainer needs; waits for it."""

@@ -17,7 +17,7 @@ from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learni
 from .parts import Parts
 from .passes import Watch
 from .scaling import LossScale
-from .snapshot import Refused, Snapshots
+from .snapshot import Offered, Refused, Snapshots
 from .timing import StepClock
 
 
@@ -70,8 +70,11 @@ class StepOutcome:
     metrics: dict[str, Any]
     stop: bool
     drain_busy: bool
+    """The drainer of a rank holds a slot."""
     committed: Version | None
     refused: Refused | None
+    offered: Offered | None
+    """What was decided on the checkpoint of the step before."""
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:
@@ -89,6 +92,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         copied = snapshots.finish() if snapshots is not None else 0
     mean, stop, drain_busy, clean = _agree(context, loss, snapshots)
     committed, refused = settle(context, snapshots, clean=clean)
+    offered = snapshots.offer(drain_busy=drain_busy) if snapshots is not None else None
     if refused is not None and parts.spec.checkpoint.non_finite == "stop":
         raise diverged(refused, snapshots)
     faults.point("update.before", step)
@@ -112,7 +116,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     }
     if scale is not None:
         metrics |= {"loss_scale": parts.passes.scale, "skipped": not updated}
-    return StepOutcome(metrics, stop, drain_busy, committed, refused)
+    drain_busy |= offered is not None and offered.pinned
+    return StepOutcome(metrics, stop, drain_busy, committed, refused, offered)
 
 
 def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool]:

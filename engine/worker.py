@@ -162,10 +162,10 @@ class Worker:
         context.step = self.progress.step + 1
         outcome = train_step(parts, context, self.progress, snapshots)
         trained = time.perf_counter()
-        drained = None
+        offered = None
         if snapshots is not None:
             meta = self._meta(parts)
-            drained = snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
+            offered = snapshots.begin(self.progress.step, meta, drain_busy=outcome.drain_busy)
         ended = time.perf_counter()
         metrics = outcome.metrics
         metrics["stall_s"] += ended - trained
@@ -173,9 +173,10 @@ class Worker:
         if snapshots is not None:
             reporter.committed(outcome.committed, snapshots.bytes_over_ranks, snapshots.copy_seconds)
             reporter.refused(outcome.refused)
-            reporter.drained(self.progress.step, drained)
+            reporter.offered(outcome.offered)
+            reporter.offered(offered)
         if control is not None:
-            control.step(self.progress.step, metrics, reporter, draining=outcome.drain_busy)
+            control.step(self.progress.step, metrics, reporter)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
         return outcome.stop, float(metrics["loss"])
 

@@ -22,8 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from statistics import fmean, median
+from statistics import median
 
 from .intervals import DRAIN_SHARE, NEVER
 from .words import duration, share, shares
@@ -91,8 +90,15 @@ class Sample:
     """For the handing over and the end of copies, not for a slow tier."""
     copied: bool
     """A copy was under way."""
-    draining: bool
-    """A drainer was at work; the same on every rank."""
+    drain_s: float = 0.0
+    """Time in which the drainer was at work."""
+    drained: int = 0
+    """Snapshots that it was done with."""
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether a drainer was at work."""
+        return self.drain_s > 0
 
     @property
     def marked(self) -> bool:
@@ -113,13 +119,15 @@ class Figures:
     drain_s: float
     """What all steps beside one drain took longer."""
     drain_steps: float
-    """Steps that a drain lasts; 0: there was none."""
+    """Time that a drain lasts, in steps; 0: there was none."""
     total: float
     """Part of the time of the whole attempt so far that was waited for snapshots."""
     typical_s: float
     """Median wait per snapshot: what a busy machine does now and then does not count."""
     spent_s: float = 0.0
     """Time of the whole attempt so far that was waited for snapshots."""
+    drain_unseen: float = 0.0
+    """1: there were too few steps with or without a drain to compare, so `drain_s` says nothing; else 0."""
 
     @property
     def snapshot_s(self) -> float:
@@ -227,6 +235,8 @@ def _slow(rule: Rule, setting: Setting, figures: Figures, snapshots: int) -> int
     wanted = max(sustained, _affordable(figures.drain_s, left_s))
     if wanted > setting.slow:
         return min(wanted, max(setting.slow, rule.max_steps))
+    if figures.drain_unseen:
+        return setting.slow
     return min(setting.slow, max(sustained, _affordable(figures.drain_s, NARROW_SHARE * left_s)))
 
 
@@ -268,6 +278,8 @@ class Window:
 
     samples: list[Sample] = field(default_factory=list)
     """Of a long stretch of steps without checkpoints only the first ones: they are all alike."""
+    drains: list[Sample] = field(default_factory=list)
+    """The same, but over as many windows as it takes to compare steps with and without a drain."""
     steps: int = 0
     snapshots: int = 0
     """Copies in the window."""
@@ -295,8 +307,9 @@ class Window:
         if sample.copied:
             self.waits.append(self._waiting_s)
             self._waiting_s = 0.0
-        if len(self.samples) < KEPT_SAMPLES or sample.marked or self.samples[-1].marked:
-            self.samples.append(sample)
+        for samples in (self.samples, self.drains):
+            if len(samples) < KEPT_SAMPLES or sample.marked or samples[-1].marked:
+                samples.append(sample)
 
     def early(self) -> int:
         """Return how many snapshots the attempt has had, once each time that they are to be looked at already; else 0.
@@ -315,36 +328,51 @@ class Window:
 
     def figures(self) -> Figures:
         """What the window says so far."""
-        drain_steps = _run_length([sample.draining for sample in self.samples])
-        slowed = self._excess(lambda sample: sample.copied, lambda sample: sample.draining)
-        per_step = self._excess(lambda sample: sample.draining, lambda sample: sample.copied)
+        ends = [number for number, sample in enumerate(self.drains, 1) if sample.drained]
+        whole = self.drains[: ends[-1]] if ends else self.drains  # what has begun and not ended would count as whole
+        drains = max(1, sum(sample.drained for sample in whole))
+        drain_s = sum(sample.drain_s for sample in whole)
+        beside = sum(sample.draining for sample in whole)
+        step_s = self.window_s / self.steps
+        slowed = _excess(self.samples, lambda sample: sample.copied, lambda sample: sample.draining)
+        per_step = self._drain_excess()
         return Figures(
-            step_s=self.window_s / self.steps,
+            step_s=step_s,
             wait_s=self.window_waited_s / max(1, self.snapshots),
-            slowed_s=slowed,
-            drain_s=per_step * drain_steps,
-            drain_steps=drain_steps,
+            slowed_s=slowed or 0.0,
+            drain_s=(per_step or 0.0) * beside / drains,
+            drain_steps=drain_s / drains / step_s if step_s > 0 else 0.0,
             total=self.waited_s / self.step_s if self.step_s > 0 else 0.0,
             typical_s=median(self.waits or [0.0]),
             spent_s=self.waited_s,
+            drain_unseen=float(per_step is None),
         )
 
-    def _excess(self, marked: Kind, other: Kind) -> float:
-        """What marked steps take longer than the rest, compared among those that agree in the other respect."""
-        found, weight = 0.0, 0
-        for alike in (False, True):
-            steps = [sample for sample in self.samples if other(sample) == alike]
-            longer = [sample.step_s - sample.waited_s for sample in steps if marked(sample)]
-            plain = [sample.step_s - sample.waited_s for sample in steps if not marked(sample)]
-            if min(len(longer), len(plain)) >= LEAST_COMPARED:
-                found += len(longer) * excess(longer, plain)
-                weight += len(longer)
-        return found / weight if weight else 0.0
+    def _drain_excess(self) -> float | None:
+        return _excess(self.drains, lambda sample: sample.draining, lambda sample: sample.copied)
 
     def restart(self) -> None:
         """Begin the next window."""
+        if len(self.drains) >= KEPT_SAMPLES or self._drain_excess() is not None:
+            self.drains = []
         self.samples, self.waits, self.steps, self.snapshots = [], [], 0, 0
         self.window_s = self.window_waited_s = 0.0
+
+
+def _excess(samples: Sequence[Sample], marked: Kind, other: Kind) -> float | None:
+    """What marked steps take longer than the rest, compared among those that agree in the other respect.
+
+    None: too few of them do.
+    """
+    found, weight = 0.0, 0
+    for alike in (False, True):
+        steps = [sample for sample in samples if other(sample) == alike]
+        longer = [sample.step_s - sample.waited_s for sample in steps if marked(sample)]
+        plain = [sample.step_s - sample.waited_s for sample in steps if not marked(sample)]
+        if min(len(longer), len(plain)) >= LEAST_COMPARED:
+            found += len(longer) * excess(longer, plain)
+            weight += len(longer)
+    return found / weight if weight else None
 
 
 def excess(longer: Sequence[float], plain: Sequence[float]) -> float:
@@ -360,10 +388,3 @@ def excess(longer: Sequence[float], plain: Sequence[float]) -> float:
 def _error(values: Sequence[float]) -> float:
     middle = median(values)
     return 1.2533 * 1.4826 * median(abs(value - middle) for value in values) / math.sqrt(len(values))
-
-
-def _run_length(marks: Sequence[bool]) -> float:
-    """Return how many steps a stretch of marked ones lasts: the mean of whole ones, else the longest that is seen."""
-    lengths = [(marked, len(list(steps))) for marked, steps in groupby(marks)]
-    whole = [length for marked, length in lengths[1:-1] if marked]
-    return fmean(whole) if whole else float(max((length for marked, length in lengths if marked), default=0))

@@ -32,8 +32,14 @@ CPU_TRAFFIC_SHARE = 0.5
 """Assumed share of a core's element-wise traffic that the update reaches beside other workers (tried: 0.4 to 0.6)."""
 CPU_UPDATE_BYTES_PER_S = 10 * GIB
 """Assumed memory traffic of the update on a CPU (tried: 7.5 to 18 GiB/s)."""
-CPU_COPY_BYTES_PER_S = 8 * GIB
-"""Assumed rate of one thread's copy into tmpfs pages that were touched before."""
+CPU_COPY_BYTES_PER_S = 11 * GIB
+"""Assumed rate of one thread's copy past the caches into tmpfs pages that were touched before (0.09 s per GiB by
+`python -m tests.benchmarks.copier`, see engine/copier.py)."""
+CPU_DIGEST_BYTES_PER_S = 26 * GIB
+"""Assumed rate of the digest of what was just copied and is still in a core's cache (the same: 0.130 s per GiB with
+the copy)."""
+CPU_FINITE_BYTES_PER_S = 32 * GIB
+"""Assumed rate of the look for NaN and infinity in it (the same: 0.161 s per GiB with copy and digest)."""
 CPU_NODE_LINK_BYTES_PER_S = 0.5 * GIB
 """Assumed rate between two processes of a node, gloo over loopback beside passes that use all cores (tried: an
 all-reduce of 60 MB by two workers on two cores took 106 ms longer than the passes alone)."""
@@ -41,10 +47,10 @@ CPU_NETWORK_BYTES_PER_S = 10e9 / 8
 """Assumed rate of a CPU node's network: 10 Gbit/s, shared by its workers."""
 
 DIGEST_BYTES_PER_S = 16 * GIB
-"""Assumed rate of the digest (xxh3) that the copier computes of every slice after copying it."""
+"""Assumed rate of the digest (xxh3) of what an accelerator has put into memory (tried: 17.6 GiB/s)."""
 
 FINITE_BYTES_PER_S = 28 * GIB
-"""Assumed rate of the look for NaN and infinity (docs/status.md: a copy with digest takes 1.19 times as long)."""
+"""Assumed rate of the look for NaN and infinity in it."""
 
 DISK_BYTES_PER_S = 1 * GIB
 """Assumed rate of durable writes, and of reads, of one node."""
@@ -168,8 +174,8 @@ def _first(given: Literal["auto"] | float, measured: float | None, table: float)
 
 
 def with_digest(copy_bytes_per_s: float) -> float:
-    """Return the rate of copying, digesting and looking for NaN, one after the other on one thread."""
-    return 1 / (1 / copy_bytes_per_s + 1 / DIGEST_BYTES_PER_S + 1 / FINITE_BYTES_PER_S)
+    """Return the rate of copying on a CPU, digesting and looking for NaN, one after the other on one thread."""
+    return 1 / (1 / copy_bytes_per_s + 1 / CPU_DIGEST_BYTES_PER_S + 1 / CPU_FINITE_BYTES_PER_S)
 
 
 def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
@@ -180,7 +186,7 @@ def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
     return Rates(
         flop_per_s=share * peak,
         update_bytes_per_s=MEMORY_EFFICIENCY * device.memory_bytes_per_s,
-        copy_bytes_per_s=with_digest(link),
+        copy_bytes_per_s=1 / (1 / link + 1 / DIGEST_BYTES_PER_S + 1 / FINITE_BYTES_PER_S),
         link_bytes_per_s=link,
         node_bytes_per_s=device.node_link_bytes_per_s,
         network_bytes_per_s=device.network_bytes_per_s,

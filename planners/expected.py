@@ -38,7 +38,7 @@ class Source:
     """A tier to recover from: how often it has a new checkpoint, how late, how fast it is read."""
 
     tier: str
-    every: int
+    every: float
     lag_s: float
     """Time from the update whose state it is to the commit."""
     read_s: float

@@ -90,15 +90,13 @@ def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: floa
     return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN)
 
 
-def slow_every(
-    *, write_s: float, lag_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, place: Place
-) -> Interval:
+def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, place: Place) -> Interval:
     """Return the interval of the first slower tier.
 
-    `write_s` is the time of a write behind the training, begun `lag_s` after the update; `cost_s` what it takes
-    from the training, `budget` the fraction of the time that may be taken.
+    `write_s` is the time of a write behind the training, `cost_s` what it takes from the training, `budget` the
+    fraction of the time that may be taken.
     """
-    sustained = _sustained(write_s, lag_s, step_s)
+    sustained = _sustained(write_s, 0.0, step_s)
     stopping = math.floor(young_daly_s(write_s, mtbf_s) / step_s)
     widest = max(sustained, min(stopping, place.max_steps // LEAST_PER_RUN))
     reasons = {
@@ -156,7 +154,10 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def _sustained(write_s: float, lag_s: float, step_s: float) -> int:
-    """Return the smallest interval that a tier keeps up with: not busy for more than its share, nor when one is due."""
+    """Return the smallest interval that a tier keeps up with: not busy for more than its share, nor when one is due.
+
+    A write begins `lag_s` after it is due; 0 where the next one waits for the end of the one before.
+    """
     return max(1, math.ceil(min(max(write_s / DRAIN_SHARE, lag_s + write_s) / step_s, NEVER)))
 
 

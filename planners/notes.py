@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ..specs.models import PythonModel, Spec
-from .costs import Costs, backlog_s
+from .costs import Costs
 from .document import Expected
 from .machine import Machine
 from .memory import MemoryNeed, memory_warnings
-from .schedule import left_out_factor
+from .schedule import keeps_up
 from .sizes import Sizes
 from .times import StepTimes
 from .words import duration, plural, shares
@@ -97,12 +97,12 @@ def _late_warnings(spec: Spec, every: Mapping[str, int], costs: Costs, step_s: f
     for position, tier in enumerate(spec.slow_tiers):
         steps, write_s = every[tier.type], costs.slow_s(tier.type)
         waits = tier.waits and position == 0
-        lag_s = costs.commit_lag_s + (costs.write_s if position else 0.0)
-        if backlog_s(write_s, steps, step_s) == 0 and (waits or left_out_factor(lag_s + write_s, steps, step_s) == 1):
+        if keeps_up(costs, tier.type, position, steps, step_s):
             continue
+        lag_s = costs.commit_lag_s + costs.write_s
         follows = f"the training will wait for the {_PLACES[tier.type]}" if waits else "checkpoints will be left out"
         remedy = "" if tier.every == "auto" else " (use every: auto)"
-        begins = "" if waits else f" and begins {duration(lag_s)} after its update"
+        begins = "" if position == 0 else f" and begins {duration(lag_s)} after its update"
         lines.append(
             f"{tier.type}: one write takes {duration(write_s)}{begins}, one is due every {duration(steps * step_s)}; "
             f"{follows}{remedy}"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..specs.models import SlowTier
-from .costs import Costs, backlog_s
+from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
 from .known import Known
-from .schedule import cost_per_step_s, left_out_factor, tier_intervals
+from .schedule import cost_per_step_s, keeps_up, tier_intervals
 from .windows import FINISH_AT, StorageParameters, Windows
 from .words import UNITS, duration, plural, share, size, three_digits
 
@@ -154,14 +154,9 @@ def _for_a_slow_tier(
 ) -> Iterator[str]:
     """What lets the tier be written with every checkpoint of the one before, or as often as the spec says."""
     kind = "disk" if tier in [known.spec.disk_tier] else "object"
-    write_s = costs.slow_s(kind)
     behind = kind == "object" and known.spec.disk_tier is not None
-    lag_s = costs.commit_lag_s + (costs.write_s if behind else 0.0)
-    late = (
-        backlog_s(write_s, interval.steps, step_s) > 0
-        if tier.waits and not behind
-        else left_out_factor(lag_s + write_s, interval.steps, step_s) > 1
-    )
+    lag_s = costs.commit_lag_s + costs.write_s if behind else 0.0
+    late = not keeps_up(costs, kind, int(behind), interval.steps, step_s)
     if late:
         wanted, words = interval.steps, f"{kind} every {plural(interval.steps, 'step')}"
     elif interval.why in (SUSTAINED, BUDGET) and interval.steps > source and not behind:
@@ -172,7 +167,7 @@ def _for_a_slow_tier(
         needed = costs.drain_cpu_s / (source * step_s) + costs.snapshot_s / (source * step_s)
         yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
         return
-    room_s = _room_s(tier.waits and not behind, late, lag_s, wanted * step_s)
+    room_s = _room_s(late, lag_s, wanted * step_s)
     commit_s = OBJECT_COMMIT_S if kind == "object" else DISK_COMMIT_S
     if room_s > commit_s:
         node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node if known.sizes else 0
@@ -183,11 +178,9 @@ def _for_a_slow_tier(
         yield f"{words} needs longer steps, at any rate: {left}, its files alone take {duration(commit_s)}"
 
 
-def _room_s(waits: bool, late: bool, lag_s: float, interval_s: float) -> float:
+def _room_s(late: bool, lag_s: float, interval_s: float) -> float:
     """Return how long a write may take: until the next one is due, and no more than its share of what is planned."""
-    if late:
-        return interval_s if waits else interval_s - lag_s
-    return min(interval_s - lag_s, DRAIN_SHARE * interval_s)
+    return interval_s - lag_s if late else min(interval_s - lag_s, DRAIN_SHARE * interval_s)
 
 
 def _rate(bytes_per_s: float) -> str:

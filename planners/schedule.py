@@ -12,6 +12,7 @@ from .expected import KINDS, Source, fault_rate, job_mtbf_s
 from .intervals import Interval, Place
 from .known import Known
 from .memory import SNAPSHOTS_KEPT
+from .rhythm import rhythm
 
 SURVIVES: dict[str, tuple[str, ...]] = {"memory": ("process",), "disk": KINDS, "object": KINDS}
 """Faults after which a tier can still be read; for a disk inside the node that is lost see the plan's notes."""
@@ -72,7 +73,6 @@ def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Inte
     served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
     return intervals.slow_every(
         write_s=write_s,
-        lag_s=costs.commit_lag_s,
         cost_s=costs.drain_cpu_s + (0.0 if before else costs.snapshot_s),
         step_s=step_s,
         budget=max(0.0, spec.checkpoint.max_overhead - used),
@@ -134,10 +134,11 @@ def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s:
         # one interval more when the next one's does.
         ahead = 2 * next(iter(every.values()))
         return Source(tier.type, steps, (steps + ahead) * step_s, read_s, waiting, 2 * steps + ahead)
-    lag_s = costs.commit_lag_s + write_s
-    if not tier.waits:
-        steps *= left_out_factor(lag_s, steps, step_s)
-    return Source(tier.type, steps, lag_s, read_s)
+    if tier.waits:
+        return Source(tier.type, steps, costs.commit_lag_s + write_s, read_s)
+    update_s = known.times.optimizer_s if known.times is not None else 0.0
+    made = rhythm(costs.commit_lag_s, write_s, steps, step_s, update_s)
+    return Source(tier.type, made.steps, made.lag_s, read_s)
 
 
 def waiting_part(known: Known, costs: Costs, every: dict[str, int], step_s: float) -> float:
@@ -149,12 +150,16 @@ def waiting_part(known: Known, costs: Costs, every: dict[str, int], step_s: floa
     return waited_s / (every[tier.type] * step_s + waited_s)
 
 
-def left_out_factor(lag_s: float, every: int, step_s: float) -> int:
-    """Return m where of m checkpoints that are due only one is made, for the tier is at the one before for `lag_s`.
+def keeps_up(costs: Costs, kind: str, position: int, every: int, step_s: float) -> bool:
+    """Tell whether a slower tier, the `position`-th of the job from 0, gets every checkpoint that is due in it.
 
-    The tier is busy from the begin of the copy in the windows to the commit, and what is due meanwhile is left out.
+    The first one has the time from one to the next. One that is filled from it is busy from there on, and takes up
+    nothing meanwhile.
     """
-    return max(1, math.ceil(lag_s / (every * step_s)))
+    write_s = costs.slow_s(kind)
+    if position == 0:
+        return backlog_s(write_s, every, step_s) == 0
+    return costs.commit_lag_s + costs.write_s + write_s <= every * step_s
 
 
 def held_at_most(tier: TierSpec, max_steps: int) -> int:

@@ -118,7 +118,11 @@ class Slot:
         """Declare the slot whole; with `drain` it stays pinned until the drainer releases it."""
         replace(self.record_file, record.to_bytes())
         if drain:
-            self.drain_mark.touch()
+            self.pin()
+
+    def pin(self) -> None:
+        """Keep the slot as it is until the drainer has carried it on and releases it."""
+        self.drain_mark.touch()
 
     @property
     def pinned(self) -> bool:
@@ -202,14 +206,14 @@ class MemoryDir:
         for slot in self.all_slots():
             record = slot.record()
             if record is not None and record.version in wanted and record.version in whole:
-                slot.drain_mark.touch()
+                slot.pin()
             else:
                 slot.drain_mark.unlink(missing_ok=True)
 
     def mark_for_drain(self, version: Version) -> None:
         """Pin every slot of a whole version for the drainer."""
         for record in self.whole()[version]:
-            Slot(self.path, record.rank, record.world, record.slot).drain_mark.touch()
+            Slot(self.path, record.rank, record.world, record.slot).pin()
 
     def file_of(self, record: SlotRecord) -> Path:
         """The shard file that a record speaks of."""

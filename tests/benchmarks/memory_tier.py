@@ -158,6 +158,7 @@ def block(parts: Parts, context: Context, progress: Progress, snapshots: Snapsho
         stored.finish()
         context.all_agree(True)
         stored.superseded()
+        stored.offer(drain_busy=not context.all_agree(not stored.draining()))
         while not context.all_agree(not stored.draining()):
             time.sleep(0.01)
     return told

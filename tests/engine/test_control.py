@@ -80,7 +80,7 @@ class Loop:
                 outcome.metrics["step_s"] = time.perf_counter() - started
                 self.stored += [outcome.committed.step] if outcome.committed is not None else []
                 self.losses.append(outcome.metrics["loss"])
-                control.step(step, outcome.metrics, reporter, draining=False)
+                control.step(step, outcome.metrics, reporter)
             self.snapshots.finish()
         finally:
             self.snapshots.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtrain.engine.report import Reporter
 from dtrain.engine.restore import Restored
-from dtrain.engine.snapshot import Refused
+from dtrain.engine.snapshot import Offered, Refused
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate
@@ -26,7 +26,7 @@ def said(run: RunDir, *, active: bool) -> None:
     reporter.restored(RESTORED, "ab", ({"step": 5, "reason": "cut"},))
     reporter.event("warning", None, detail="x")
     reporter.refused(Refused(Version(2, 4), "model.w"))
-    reporter.drained(5, False)
+    reporter.offered(Offered(5, False))
     reporter.end_outage()
 
 
@@ -64,12 +64,12 @@ def told(run: RunDir, event: str) -> list[dict[str, object]]:
 def test_checkpoints_left_out_for_a_slow_tier_are_told_once_per_outage(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     reporter = Reporter(run, 1, active=True, slow_tier="object")
-    for step, drained in [(1, None), (2, True), (3, None), (4, False), (5, None), (6, False), (7, None)]:
-        reporter.drained(step, drained)
+    for offered in (None, Offered(2, True), None, Offered(4, False), None, Offered(6, False), None):
+        reporter.offered(offered)
     assert told(run, "skipped") == [], "it is not over"
-    reporter.drained(8, True)
-    reporter.drained(10, True)
-    reporter.drained(12, False)
+    reporter.offered(Offered(8, True))
+    reporter.offered(Offered(10, True))
+    reporter.offered(Offered(12, False))
     reporter.end_outage()
     reporter.end_outage()
     assert [(e["step"], e["tier"], e["reason"], e["left_out"]) for e in told(run, "skipped")] == [

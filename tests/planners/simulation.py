@@ -148,6 +148,8 @@ class Run:
         self.lost: dict[str, list[float]] = {kind: [] for kind in mtbf_s}
         self.faults = {kind: self.rng.exponential(mean_s) for kind, mean_s in mtbf_s.items()}
         self.now, self.step, self.restored, self.newest, self.furthest = 0.0, 0, 0, 0, 0
+        self.wish: int | None = None
+        """A step that is due in the first slower tier, whose drainer was busy."""
 
     def play(self, steps: int) -> Outcome:
         """Play `steps` steps, repeated ones included."""
@@ -156,6 +158,7 @@ class Run:
             for copying in (True, False)
         }
         for choice in self.rng.integers(0, PLAYED_IN_FULL, steps):
+            self._look_again()
             snapshot, drain = self._due()
             outcome = played[snapshot][choice]
             kind = min(self.faults, key=self.faults.__getitem__, default="")
@@ -171,16 +174,29 @@ class Run:
 
     def _due(self) -> tuple[bool, bool]:
         """Is the state of this step copied, and is it for the drainer? Waits for a slot if it must."""
+        self.wish = None
         if self.step == self.restored:
             return False, False
         pinned = self._pinned()
         occupied = sorted(write.whole for write in pinned)
         newest = 0 if any(write.step == self.newest for write in pinned) else 1  # its slot is not given away either
-        drain = bool(self.slow) and self.step % self.every[self.slow[0]] == 0 and (self.waits or not pinned)
-        snapshot = drain or ("memory" in self.every and self.step % self.every["memory"] == 0)
+        due = bool(self.slow) and self.step % self.every[self.slow[0]] == 0
+        drain = due and (self.waits or not self._busy())
+        self.wish = self.step if due and not drain else None
+        snapshot = due or ("memory" in self.every and self.step % self.every["memory"] == 0)
         if snapshot and len(occupied) + newest >= SLOTS:
             self.now = occupied[len(occupied) + newest - SLOTS]
         return snapshot, drain
+
+    def _look_again(self) -> None:
+        """The newest whole snapshot was due when the drainer was busy: is it still?"""
+        if self.wish is not None and not self._busy():
+            self._carry(self.wish, self.now - self.reality.optimizer_s)
+
+    def _busy(self) -> bool:
+        """What the ranks agree on at the end of a step, before its update."""
+        writes = self.writes[self.slow[0]]
+        return bool(writes) and writes[-1].whole > self.now - self.reality.optimizer_s
 
     def _pinned(self) -> list[Write]:
         """The snapshots whose slots the drainer has not let go of."""
@@ -189,17 +205,21 @@ class Run:
     def _store(self, copied: float, *, drain: bool) -> None:
         self.newest = self.step
         if "memory" in self.every:
-            self._write("memory", copied)
+            self._write("memory", copied, self.step)
         if drain:
-            whole = self._write(self.slow[0], copied)
-            behind = self.slow[1:]
-            if behind and self.step % self.every[behind[0]] == 0 and self._free_at(behind[0]) <= whole:
-                self._write(behind[0], whole)
+            self._carry(self.step, copied)
 
-    def _write(self, kind: str, copied: float) -> float:
+    def _carry(self, step: int, pinned: float) -> None:
+        """From memory to the first slower tier, and from there to the next if that is free then."""
+        whole = self._write(self.slow[0], pinned, step)
+        behind = self.slow[1:]
+        if behind and step % self.every[behind[0]] == 0 and self._free_at(behind[0]) <= whole:
+            self._write(behind[0], whole, step)
+
+    def _write(self, kind: str, copied: float, step: int) -> float:
         """Begin a write when the one before is done; returns when it will be whole."""
         whole = max(copied, self._free_at(kind)) + self.write_s[kind]
-        self.writes[kind] = [*self.writes[kind][-5:], Write(self.step, copied, whole)]
+        self.writes[kind] = [*self.writes[kind][-5:], Write(step, copied, whole)]
         self.made[kind] += 1
         return whole
 
@@ -217,6 +237,6 @@ class Run:
             kept = [w for w in writes if (w.copied if kind == "process" else w.whole) <= at]
             self.writes[tier] = [] if kind == "node" and tier == "memory" else kept
         away_s = getattr(self.plan.expected.recovery_s, kind)
-        self.now, self.step, self.restored = at + away_s, back, back
+        self.now, self.step, self.restored, self.wish = at + away_s, back, back, None
         self.faults = {other: due + away_s for other, due in self.faults.items()}  # nothing else fails meanwhile
         self.faults[kind] = self.now + self.rng.exponential(self.mtbf_s[kind])

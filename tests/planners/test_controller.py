@@ -58,7 +58,8 @@ class Run:
             waited_s = machine.wait_s * under_way
             step_s = machine.step_s * (1 + chance.gauss(0, machine.noise)) + extra + waited_s
             self.total_s, self.waited_s = self.total_s + step_s, self.waited_s + waited_s
-            self.window.add(Sample(step_s, waited_s, under_way, draining))
+            ended = step - drained_at == machine.drain_steps
+            self.window.add(Sample(step_s, waited_s, under_way, step_s * draining, int(ended)))
             self.control(step)
             under_way = step % self.setting.snapshots == 0
             self.stored += under_way
@@ -220,10 +221,11 @@ def test_a_difference_within_the_noise_is_none() -> None:
 def test_a_wide_interval_keeps_few_samples_and_tells_drains_apart() -> None:
     window = Window()
     for step in range(1, 50_001):
-        window.add(Sample(0.1, 0.0, step % 10_000 == 0, step % 10_000 in (1, 2, 3)))
+        draining = step % 10_000 in (5, 6, 7)
+        window.add(Sample(0.1, 0.0, step % 10_000 == 0, 0.1 * draining, int(step % 10_000 == 7)))
     assert window.steps == 50_000 - WARM_UP_STEPS
     assert len(window.samples) < 600
-    assert window.figures().drain_steps == 3
+    assert window.figures().drain_steps == pytest.approx(3)
     assert not window.full
 
 

@@ -37,7 +37,7 @@ def place(max_steps: int = 10**6, source_every: int = 1, divides: int | None = N
 
 def slow(where: Place | None = None, **changes: float) -> Interval:
     values: dict[str, float] = {
-        "write_s": 1.0, "lag_s": 0.0, "cost_s": 0.0, "step_s": 1.0, "budget": 0.01, "mtbf_s": DAY_S,
+        "write_s": 1.0, "cost_s": 0.0, "step_s": 1.0, "budget": 0.01, "mtbf_s": DAY_S,
     }  # fmt: skip
     return slow_every(**(values | changes), place=where or place())
 
@@ -109,9 +109,10 @@ def test_a_slower_tier_gets_what_it_sustains() -> None:
     assert slow(place(source_every=4), write_s=8.1).steps == 12
 
 
-def test_a_write_is_done_when_the_next_one_is_due_the_copy_before_it_included() -> None:
-    assert slow(write_s=0.5, lag_s=0.5).steps == 1
-    assert slow(write_s=0.5, lag_s=0.75).steps == 2
+def test_a_far_write_is_done_when_the_next_one_is_due_the_nearer_one_before_it_included() -> None:
+    short = place(max_steps=10)
+    assert far_every(write_s=0.5, lag_s=0.5, step_s=1.0, place=short).steps == 1
+    assert far_every(write_s=0.5, lag_s=0.75, step_s=1.0, place=short).steps == 2
 
 
 def test_a_tier_that_could_follow_faster_gets_each_checkpoint_of_the_one_before() -> None:

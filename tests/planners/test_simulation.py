@@ -121,6 +121,10 @@ CASES = {
         1.2, gradients=1.5, machine=CORES, times=Measured(0.1, 0.2, 0.05, exchange_s=0.1)
     ),
     "slow disk, left out": Case(0.2, [MEMORY, DISK | {"every": 4, "when_slow": "skip"}], write=9.3),
+    "disk at every step": Case(0.2, [MEMORY, DISK | {"every": 1, "when_slow": "skip"}], write=0.9),
+    "disk at every step, too slow": Case(0.2, [MEMORY, DISK | {"every": 1, "when_slow": "skip"}], write=1.1),
+    "disk at every second step, two of three": Case(0.2, [MEMORY, DISK | {"every": 2, "when_slow": "skip"}], write=2.1),
+    "disk alone at every step": Case(0.4, [DISK | {"every": 1, "when_slow": "skip"}], write=0.8),
     "slow disk, waited for": Case(0.2, [MEMORY, DISK | {"every": 4, "when_slow": "wait"}], write=9.3),
     "slow disk, planned": Case(0.2, [MEMORY, DISK], write=9.3, times=LONG),
     "disk as fast as a step, planned": Case(0.2, [MEMORY, DISK], write=0.7, times=LONG),

@@ -8,11 +8,11 @@ from tests.planners.build import MakeSpec
 from dtrain.planners import gpt
 from dtrain.planners.devices import (
     ACCELERATORS,
+    CPU_DIGEST_BYTES_PER_S,
+    CPU_FINITE_BYTES_PER_S,
     CPU_MATMUL_SHARE,
     CPU_TRAFFIC_SHARE,
-    DIGEST_BYTES_PER_S,
     DISK_BYTES_PER_S,
-    FINITE_BYTES_PER_S,
     MODEL_FLOP_UTILISATION,
     OBJECT_BYTES_PER_S,
     assumptions,
@@ -133,7 +133,7 @@ def test_a_machine_that_was_looked_at_is_not_taken_from_the_table(make_spec: Mak
 
 
 def test_copy_digest_and_look_follow_each_other() -> None:
-    assert 1 / with_digest(8e9) == pytest.approx(1 / 8e9 + 1 / DIGEST_BYTES_PER_S + 1 / FINITE_BYTES_PER_S)
+    assert 1 / with_digest(8e9) == pytest.approx(1 / 8e9 + 1 / CPU_DIGEST_BYTES_PER_S + 1 / CPU_FINITE_BYTES_PER_S)
 
 
 @pytest.mark.parametrize(("kwargs", "tokens"), [({"seq_len": 64}, 64), ({}, None), ({"seq_len": True}, None)])
