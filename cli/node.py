@@ -21,7 +21,7 @@ from ..tiers.jsonfile import dumps, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
-from .refusal import Refused
+from .refusal import Refused, stop_at_once
 from .train import import_paths_of, locked, nursery_of, ranks_of, talk, write_down
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def _serve(run: RunDir, spec: Spec, spec_folder: Path, nursery: NurseryProcess |
                 return _take_part(run, spec, spec_folder, nursery, line, console)
             except GivenUp as reason:
                 console.print(f"node {run.node}: {reason}; joining again")
+                stop_at_once()  # until it has joined
 
 
 def _take_part(

@@ -16,7 +16,7 @@ from ..specs.difference import changes
 from ..specs.load import spec_to_json
 from ..specs.models import Spec
 
-MAX_TOLD = 3
+MAX_TOLD = 5
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,12 @@ class Launcher:
         base, first = candidates, None
         budget = RestartBudget(self.spec.cluster.max_restarts)
         while True:
-            begun, had = len(candidates), candidates
+            had = len(candidates)
             candidates, skipped = self.team.muster(candidates, skipped)
-            if begun and not candidates:
-                return self._nothing_in_common(had, skipped)
+            if had and not candidates and base:
+                return self._nothing_in_common(skipped)
+            if had and not candidates:
+                self._warn(f"beginning again at step 0: {_nothing_for_all(skipped)}")
             self.attempt = self.run.next_attempt(max(self.attempts_used, self.team.highest))
             first = first or self.attempt
             verdict = self._one_attempt(candidates, skipped)
@@ -291,11 +293,9 @@ class Launcher:
         where = f"; newest checkpoint: step {kept.step} in {self.beyond.tier_of(kept)}" if kept is not None else ""
         return self._outcome("failed", Code.MISSING_RESOURCE, f"{missing}{where}")
 
-    def _nothing_in_common(self, had: list[Candidate], passed: list[dict[str, Any]]) -> Outcome:
-        """Never from scratch: what one node could go on from is of no use to the others."""
-        reasons = "".join(f"\n  step {item['step']} ({item['tier']}): {item['reason']}" for item in passed)
-        message = f"none of {len(had)} checkpoints can be read by all nodes:{reasons}"
-        return self._outcome("failed", Code.DAMAGED, message)
+    def _nothing_in_common(self, passed: list[dict[str, Any]]) -> Outcome:
+        """What was resumed never begins anew: what one node could go on from is of no use to the others."""
+        return self._outcome("failed", Code.DAMAGED, _nothing_for_all(passed))
 
     def _without_folder(self) -> Outcome:
         """The snapshots follow a folder that was moved; nobody could find those of one that was removed: they go."""
@@ -349,6 +349,11 @@ def drain_job(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir, run_id: st
         for tier in spec.slow_tiers
     )
     return DrainJob(str(run.root), str(memory.path), run_id, tiers, memory.ranks, run.node, spec.cluster.nodes)
+
+
+def _nothing_for_all(passed: list[dict[str, Any]]) -> str:
+    reasons = "".join(f"\n  step {item['step']} ({item['tier']}): {item['reason']}" for item in passed)
+    return f"no checkpoint can be read by all nodes:{reasons}"
 
 
 def _fault(verdict: Verdict, world: int) -> Fault:

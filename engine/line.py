@@ -245,6 +245,7 @@ class Line(_Turning):
         self._store = PrefixStore(f"dtrain/{token}", root)
         self.word = secrets.token_hex(8)
         self.host = Life()
+        self._asked = time.monotonic()
         self._hello = json.dumps({**hello(self.address), "word": self.word})
         self._up, self._down = Lane(self._store, f"up/{self.word}"), Lane(self._store, f"down/{self.word}")
         self._count = 0
@@ -275,7 +276,11 @@ class Line(_Turning):
         self._inbox.appendleft(message)
 
     def lost(self, timeout_s: float) -> str | None:
-        """Why node 0 counts as gone; None while it does not."""
+        """Why node 0 counts as gone; None while it does not. To be asked all the time: a pause means that we slept."""
+        now, before = time.monotonic(), self._asked
+        self._asked = now
+        if now - before > STARVED_S:
+            self._forgive()
         if self.failure is not None:
             return f"the connection to node 0 at {self.endpoint} was lost ({self.failure})"
         if self.host.silent_s > timeout_s:

@@ -23,6 +23,7 @@ from .network import address_of
 CONNECT_S = 3.0
 TRIES = 2
 AT_ONCE = 32
+POLL_S = 0.02
 _WORD_BYTES = 32
 
 
@@ -80,7 +81,7 @@ class Doors:
         kind = _Server6 if ipaddress.ip_address(address).version == 6 else _Server
         server = kind((address, 0), _Answer)
         server.word = secrets.token_hex(_WORD_BYTES // 2)
-        threading.Thread(target=server.serve_forever, name="dtrain-door", daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), name="dtrain-door", daemon=True).start()
         self._servers.append(server)
         return Door(channel, interface, address, server.server_address[1], server.word)
 

@@ -355,7 +355,7 @@ class Team(Alone):
             elif message.get("kind") == "ended" and (attempt := self._attempt) is not None:
                 report = report_from_json(message)
                 attempt.reports |= {mate.node: report} if message.get("attempt") == attempt.number else {}
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError) as error:
             self._give_up(mate, f"sent a message that is none ({error})")
 
     def _welcome(self, mate: Mate) -> None:

@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from .together import Group
 from .writer import TierFailed, TierJob, Writer, tier_job_from_json
 
 POLL_S = 0.05
+RESCUE_PATIENCE_S = 15.0
+"""Longest wait for another node once our launcher is dead: the other node may be, too, or have another newest step."""
 NICENESS = 10
 
 
@@ -168,6 +170,9 @@ class Drainer:
         if self.first is None:
             return  # the memory is the only place there is: it stays for a resume
         self.memory.settle()
+        for writer in self.writers:
+            patience_s = min(writer.group.patience_s, RESCUE_PATIENCE_S)
+            writer.group = replace(writer.group, patience_s=patience_s)
         newest = max(self.memory.whole(), default=None)
         if newest is not None and not self._has(newest):
             self.memory.mark_for_drain(newest)

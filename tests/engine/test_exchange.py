@@ -1,0 +1,179 @@
+"""Shards in the memory of several nodes: every rank gets what it wants, verified, or all ranks refuse together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiers.build import TENSORS, put, value_of
+from torch.distributed import HashStore
+
+from dtrain.engine import exchange
+from dtrain.engine.channels import StorageChannel
+from dtrain.engine.exchange import Exchange
+from dtrain.tiers.jsonfile import Unreadable
+from dtrain.tiers.layout import Version
+from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.shardfile import Entry
+from dtrain.tiers.store import Place
+
+WORLD, STEP = 3, 4
+CANDIDATE = Candidate(Version(attempt=1, step=STEP), Place("memory", ""))
+Got = dict[tuple[int, str], bytes]
+
+
+@dataclass
+class Meeting:
+    """Where threads that stand for ranks put things together."""
+
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(WORLD, timeout=20))
+    said: dict[int, bytes] = field(default_factory=dict)
+
+
+class Rank:
+    """What an exchange needs of a worker's context."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.world, self.meeting = rank, WORLD, meeting
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        self.meeting.said[self.rank] = data
+        self.meeting.barrier.wait()
+        heard = [self.meeting.said[rank] for rank in range(WORLD)]
+        self.meeting.barrier.wait()
+        return heard
+
+    def all_agree(self, mine: bool) -> bool:
+        return all(self.gather_bytes(bytes([mine]))[rank] == b"\1" for rank in range(WORLD))
+
+
+@pytest.fixture
+def memories(tmp_path: Path) -> list[MemoryDir]:
+    """Each rank on a node of its own."""
+    made = []
+    for rank in range(WORLD):
+        made.append(MemoryDir(tmp_path / str(rank), (rank,)))
+        made[-1].path.mkdir()
+        put(made[-1], rank, WORLD, 0, STEP)
+    return made
+
+
+@pytest.fixture
+def everywhere(memories: list[MemoryDir], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]:
+    """Run the same on all ranks; what each returned or raised."""
+    monkeypatch.setattr(exchange, "CHUNK", 1000)
+
+    def run(work: Callable[[Exchange, int], Any]) -> list[Any]:
+        meeting, store = Meeting(), HashStore()
+
+        def one(rank: int) -> Any:
+            channel = StorageChannel(store, rank, WORLD, "lo", timedelta(seconds=20))
+            try:
+                return work(Exchange(memories[rank], Rank(rank, meeting), channel), rank)
+            except Unreadable as error:
+                return error
+
+        with ThreadPoolExecutor(WORLD) as pool:
+            return list(pool.map(one, range(WORLD)))
+
+    yield run
+
+
+def everything(entry: Entry, rank: int) -> bool:
+    return True
+
+
+def take(wanted: Callable[[int], Callable[[Entry, int], bool]]) -> Callable[[Exchange, int], Got]:
+    def work(found: Exchange, rank: int) -> Got:
+        opened = found.open(CANDIDATE)
+        return {(c.rank, c.name): bytes(c.data) for c in opened.contents(wanted(rank))}
+
+    return work
+
+
+def test_every_rank_gets_all_shards(everywhere: Callable[..., list[Any]]) -> None:
+    first, *others = everywhere(take(lambda rank: everything))
+    assert all(one == first for one in others)
+    for info in TENSORS:
+        pieces = [data for (_, name), data in sorted(first.items()) if name == info.name]
+        assert b"".join(pieces) == value_of(info, STEP)
+    assert [first[rank, "rng.python"] for rank in range(WORLD)] == [bytes([rank] * 9) for rank in range(WORLD)]
+
+
+def test_each_rank_gets_what_it_wants_and_no_more(everywhere: Callable[..., list[Any]]) -> None:
+    def wanted(rank: int) -> Callable[[Entry, int], bool]:
+        return lambda entry, of: (of != rank if rank == 0 else entry.name == "model.b") or entry.name == "rng.python"
+
+    whole = everywhere(take(lambda rank: everything))[0]
+    for rank, got in enumerate(everywhere(take(wanted))):
+        assert got == {(of, name): data for (of, name), data in whole.items() if wanted(rank)(_named(name), of)}
+
+
+def _named(name: str) -> Entry:
+    return Entry(name, "U8", (), (), (), 0)
+
+
+def test_facts_and_meta_are_those_of_the_whole(everywhere: Callable[..., list[Any]]) -> None:
+    def work(found: Exchange, rank: int) -> Any:
+        opened = found.open(CANDIDATE)
+        return {name: (facts.dtype, facts.shape) for name, facts in opened.facts().items()}, opened.meta
+
+    for facts, meta in everywhere(work):
+        assert facts == {info.name: (info.dtype, info.shape) for info in TENSORS}
+        assert meta["data"] == {"samples": STEP * 8}
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_a_flipped_bit_is_refused_by_all_who_want_the_piece(
+    rank: int, memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    (slot,) = memories[rank].all_slots()
+    data = bytearray(slot.file.read_bytes())
+    data[-2000] ^= 1
+    slot.file.write_bytes(data)
+    for answer in everywhere(take(lambda rank: everything)):
+        assert isinstance(answer, Unreadable)
+        assert f"rank {rank}'s model." in str(answer) and "does not match its digest" in str(answer)
+    unhurt = everywhere(take(lambda _: lambda entry, of: of != rank))
+    assert unhurt[0] and all(answer == unhurt[0] for answer in unhurt)
+
+
+@pytest.mark.parametrize("damage", ["no record", "cut", "header", "other version", "other run"])
+def test_a_shard_that_is_not_there_is_refused_by_all(
+    damage: str, memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    (slot,) = memories[1].all_slots()
+    if damage == "no record":
+        slot.invalidate()
+    elif damage == "cut":
+        slot.file.write_bytes(slot.file.read_bytes()[:-1])
+    elif damage == "header":
+        data = slot.file.read_bytes()
+        slot.file.write_bytes(data.replace(b'"run_id":"feed"', b'"run_id":"fee0"'))
+    elif damage == "other version":
+        put(memories[1], 1, WORLD, 0, STEP - 1)
+    else:
+        record = slot.record()
+        assert record is not None
+        slot.commit(type(record)(**{**vars(record), "run_id": "another"}), drain=False)
+    answers = everywhere(take(lambda rank: everything))
+    assert all(isinstance(answer, Unreadable) for answer in answers), answers
+    assert len({str(answer) for answer in answers}) == 1
+
+
+def test_a_snapshot_of_more_ranks_than_there_are_is_not_taken_for_whole(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    for rank, memory in enumerate(memories):
+        for slot in memory.all_slots():
+            slot.invalidate()
+        put(memory, rank, WORLD + 1, 0, STEP)
+    answers = everywhere(take(lambda rank: everything))
+    assert all("the shard of rank 3 is in no node's memory" in str(answer) for answer in answers)

@@ -1,0 +1,88 @@
+"""What all nodes can go on from: a table of what they may hold, and every loss of one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tiers.build import put
+
+from dtrain.tiers.agree import Held, agreed, common, held_from_json, look, newest, to_drain
+from dtrain.tiers.layout import Version
+from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.store import Place
+
+V1, V2, V3 = (Version(attempt=1, step=step) for step in (1, 2, 3))
+MEMORY, DISK, FAR = Place("memory", "/dev/shm/x"), Place("disk", "/shared/run"), Place("object", "s3://b/run")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> MemoryDir:
+    """Of node 1, which has rank 1 of 2."""
+    return MemoryDir(tmp_path, (1,))
+
+
+def held(*memory: Version, pinned: tuple[Version, ...] = (), disk: tuple[Version, ...] | None = None) -> Held:
+    return Held(frozenset(memory), frozenset(pinned), {} if disk is None else {"disk": frozenset(disk)})
+
+
+def test_the_newest_that_all_have_is_chosen_and_what_is_passed_over_is_told() -> None:
+    candidates = [Candidate(V3, MEMORY), Candidate(V2, MEMORY), Candidate(V2, DISK), Candidate(V1, DISK)]
+    chosen, passed = agreed(candidates, {0: held(V2, V3, disk=(V1, V2)), 1: held(V1, V2, disk=(V1,))})
+    assert [(one.version, one.tier) for one in chosen] == [(V2, "memory"), (V1, "disk")]
+    assert [(one["tier"], one["step"]) for one in passed] == [("memory", 3), ("disk", 2)]
+    assert passed[0]["reason"] == "node 1 does not have its part of it in memory"
+    assert "node 1 does not see /shared/run/step-0000000002.a0001: the folder is not shared" in passed[1]["reason"]
+
+
+def test_an_object_store_and_a_disk_that_nobody_looked_into_are_for_all() -> None:
+    candidates = [Candidate(V2, FAR), Candidate(V1, DISK)]
+    assert agreed(candidates, {0: held(), 1: held()})[0] == candidates
+
+
+def test_the_order_of_the_candidates_is_kept() -> None:
+    """A later attempt continues what it restored, so its steps go first, however small."""
+    later = Version(attempt=2, step=1)
+    candidates = [Candidate(later, MEMORY), Candidate(V3, MEMORY)]
+    assert agreed(candidates, {0: held(V3, later), 1: held(V3, later)})[0] == candidates
+
+
+Versions = frozenset[Version]
+versions = st.frozensets(st.sampled_from([V1, V2, V3]))
+
+
+@given(st.lists(st.tuples(versions, versions), min_size=1, max_size=5), st.data())
+def test_nothing_is_whole_without_every_node(nodes: list[tuple[Versions, Versions]], data: st.DataObject) -> None:
+    everyone = {node: Held(memory, pinned & memory) for node, (memory, pinned) in enumerate(nodes)}
+    whole = common(everyone, len(nodes))
+    assert all(whole <= one.memory for one in everyone.values())
+    assert newest(everyone, len(nodes)) == max(whole, default=None)
+    assert to_drain(everyone, len(nodes)) <= whole
+    chosen, passed = agreed([Candidate(v, MEMORY) for v in (V3, V2, V1)], everyone)
+    assert {one.version for one in chosen} == whole and len(chosen) + len(passed) == 3
+    gone = data.draw(st.sampled_from(sorted(everyone)))
+    rest = {node: one for node, one in everyone.items() if node != gone}
+    assert common(rest, len(nodes)) == frozenset() and newest(rest, len(nodes)) is None
+
+
+def test_what_a_node_holds_goes_through_a_message() -> None:
+    before = held(V1, V2, pinned=(V2,), disk=(V1,))
+    assert held_from_json(before.to_json()) == before
+
+
+def test_a_node_looks_at_its_own_ranks_alone(memory: MemoryDir) -> None:
+    put(memory, 1, 2, 0, step=4, attempt=3, drain=True)
+    found = look(memory, [])
+    version = Version(attempt=3, step=4)
+    assert found == Held(frozenset({version}), frozenset({version}), {}, 3)
+    assert look(MemoryDir(memory.path, (0,)), []).memory == frozenset()
+
+
+def test_marks_are_set_and_taken_away_as_all_nodes_have_agreed(memory: MemoryDir) -> None:
+    put(memory, 1, 2, 0, step=1, drain=True)
+    put(memory, 1, 2, 1, step=2)
+    memory.settle({V2})
+    assert [record.step for slot in memory.pending() if (record := slot.record())] == [2]
