@@ -13,7 +13,7 @@ from dtrain.tiers.drainer import DrainJob
 from dtrain.tiers.faults import fail_at
 from dtrain.tiers.gather import gather_part
 from dtrain.tiers.jsonfile import dumps, read_lines
-from dtrain.tiers.layout import Version, part_name
+from dtrain.tiers.layout import RunDir, Version, part_name
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import candidate_of, contents, open_candidate
 from dtrain.tiers.store import Place as StorePlace
@@ -57,7 +57,9 @@ class Nodes:
         return len(MemoryDir(self.memories[node]).pending())
 
     def events(self, event: str) -> list[dict[str, object]]:
-        return [line for line in read_lines(self.place.run.events) if line["event"] == event]
+        """Of all nodes, each of which writes its own."""
+        runs = [RunDir(self.place.run.root, node) for node in range(NODES)]
+        return [line for run in runs for line in read_lines(run.events) if line["event"] == event]
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> list[int]:
