@@ -31,8 +31,9 @@ class Nodes:
         self.place, self.patience_s = place, patience_s
         self.roots = [StorePlace("disk", str(place.root), {"commit": commit})] * NODES
         self.memories = [folder / f"memory-{node}" for node in range(NODES)]
-        for path in self.memories:
+        for node, path in enumerate(self.memories):
             path.mkdir()
+            RunDir(place.run.root, node).own.mkdir(exist_ok=True)
 
     def ranks(self, node: int) -> tuple[int, ...]:
         return (2 * node, 2 * node + 1)
