@@ -21,6 +21,7 @@ from dtrain.engine.entry import UserCodeError, UserCodeFailed
 from dtrain.engine.optim import learning_rate
 from dtrain.engine.parts import Parts, _check_same_data, assemble
 from dtrain.engine.restore import NothingUsable, restore
+from dtrain.engine.scaling import LossScale, scale_of
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.state import StateError, random_states, seed_everything
 from dtrain.engine.step import Progress, TrainingDiverged, train_step
@@ -50,7 +51,7 @@ class Run:
     def __init__(self, spec: Spec, context: Context, memory: MemoryDir, attempt: int = 1) -> None:
         self.spec, self.context, self.memory, self.attempt = spec, context, memory, attempt
         self.parts = assemble(spec, context)
-        self.progress = Progress()
+        self.progress = Progress(loss_scale=scale_of(spec.training.precision))
         self.restored: Version | None = None
         self.pace = Pace(256, 512, 128)
         self.metrics: Metrics = []
@@ -59,7 +60,8 @@ class Run:
         state = self.parts.state
         candidates = [in_memory(self.memory, step, attempt)]
         found = restore(state, whole_here(state), candidates, 0, self.context.all_agree)
-        self.progress = Progress(step, found.meta["data"]["samples"])
+        scale = scale_of(self.spec.training.precision, found.meta.get("loss_scale"))
+        self.progress = Progress(step, found.meta["data"]["samples"], scale)
         self.restored = found.candidate.version
 
     def train(self, until: int) -> None:
@@ -99,9 +101,31 @@ JOBS = {
     "python": {},
     "gpt": GPT,
     "bf16": {**GPT, "training": {"precision": "bf16-mixed"}},
+    "fp16": {**GPT, "training": {"precision": "fp16-mixed"}},
+    "average": {"training": {"ema_decay": 0.9}},
     "momentum": {"training": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}}},
     "one pass": {"training": {"micro_batch_size": 16}},
 }
+
+
+def test_an_update_that_would_not_be_finite_is_left_out_and_the_scale_is_kept(begin: Begin) -> None:
+    """Row 57: the scale of a run that goes on is that of the run that never stopped."""
+    whole = begin(**JOBS["fp16"])
+    assert whole.progress.loss_scale is not None
+    whole.progress.loss_scale.scale = 2.0**40
+    before = content(whole.parts.state)
+    whole.train(3)
+    assert [m["skipped"] for m in whole.metrics] == [True] * 3
+    assert [m["loss_scale"] for m in whole.metrics] == [2.0**40, 2.0**39, 2.0**38]
+    assert all(m["grad_norm"] is None for m in whole.metrics)
+    assert content(whole.parts.state) == before, "the steps count, their updates do not"
+    again = begin(2, **JOBS["fp16"])
+    again.restore(2)
+    assert again.progress.loss_scale == LossScale(2.0**38, 0)
+    again.train(30)
+    assert again.metrics[0]["skipped"]
+    assert not again.metrics[-1]["skipped"]
+    assert again.metrics[-1]["loss_scale"] < 2.0**30
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -117,7 +141,7 @@ def test_a_run_continued_from_any_step_is_the_unbroken_one(begin: Begin, job: st
         again.restore(step, attempt - 1)
         again.train(8 if attempt == 4 else step + 1)
         assert again.losses == whole.losses[step : step + len(again.losses)]
-    assert again.progress == whole.progress == Progress(8, 8 * 16)
+    assert again.progress == whole.progress == Progress(8, 8 * 16, whole.progress.loss_scale)
     assert content(again.parts.state) == content(whole.parts.state)
     assert random_states(CPU) == drawn
 

@@ -115,6 +115,7 @@ def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
 
 
 def test_saved_by_any_strategy_it_is_resumed_by_any_other(tmp_path: Path, alone: dict[bool, dict[int, float]]) -> None:
+    """Rows 71 and 73."""
     job = made(tmp_path / "job")
     with cleaned(job):
         ended = job.do("run", "spec.yaml", "max_steps=2")
