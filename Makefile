@@ -32,7 +32,7 @@ bench: $(VENV)/.installed
 campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.kill_storage --kills 1000 --seed 1
 	$(BIN)/python -m tests.campaigns.bit_flips --flips 10000 --seed 1
-	$(BIN)/python -m pytest tests/job/test_strategies.py -m 'campaign or not campaign'
+	$(BIN)/python -m pytest tests/job/test_strategies.py tests/job/test_nodes.py tests/job/test_namespaces.py -m campaign
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -94,6 +94,7 @@ def test_a_pair_that_cannot_reach_each_other_is_named(nodes: Cluster, links: Lin
     nodes.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_by_itself_each_node_takes_the_interface_of_the_rendezvous(nodes: Cluster, links: Links) -> None:
     nodes.start_all("max_steps=4")
     ended = nodes.end()

@@ -58,7 +58,7 @@ def test_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -
     nodes.assert_nothing_left()
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluster, oracle: Job) -> None:
     nodes.start_all(fault=slow(3))
     wait_for_step(nodes.job, 3)
@@ -76,7 +76,7 @@ def test_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluste
     nodes.assert_nothing_left()
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.campaign)])
 def test_ctrl_c_on_one_node_ends_all(node: int, nodes: Cluster) -> None:
     nodes.start_all("max_steps=100000")
     wait_for_step(nodes.job, 3)
