@@ -109,28 +109,33 @@ class Control:
             self.passes.clear()
         elif early := self.window.early():
             self._look(step, reporter, early)
+        elif self.window.probe() and self._look(step, reporter, probe=True):
+            self.window.restart()
+            self.passes.clear()
 
-    def _look(self, step: int, reporter: Reporter, early: int = 0) -> None:
+    def _look(self, step: int, reporter: Reporter, early: int = 0, *, probe: bool = False) -> bool:
+        """Decide; returns whether the intervals are others now."""
         mine = self.window.figures().values()
         forward_s, backward_s = (median(times) for times in zip(*self.passes, strict=True))
         byte_s = self.snapshots.copier.moving_s / max(1, self.snapshots.constant_bytes)
         *values, forward_s, backward_s, byte_s = self.context.worst_of_ranks([*mine, forward_s, backward_s, byte_s])
         figures = Figures(*values)
         before = self.setting
-        decision = decide(self.rule, before, figures, early=early)
+        decision = decide(self.rule, before, figures, early=early, probe=probe)
         if decision is not None:
             self.snapshots.cadence = replace(
                 self.snapshots.cadence, memory=decision.setting.memory, slow=decision.setting.slow
             )
             self._tell(step, reporter, before, decision, figures)
         changed = decision is not None
-        if not early:
+        if not early and not probe:
             self.looks += 1
             self._tell_excess(step, reporter, before, figures)
             changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
             changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
         if reporter.active and changed:
             self._write(step, figures, before, forward_s, backward_s, byte_s)
+        return decision is not None
 
     def _tell(self, step: int, reporter: Reporter, before: Setting, decision: Decision, figures: Figures) -> None:
         changed = {

@@ -37,6 +37,8 @@ EARLY_TIMES_BUDGET, EARLY_WAIT_S = 4.0, 0.01
 """What is very much: so many times the budget, and a wait that is no accident of a machine that is busy."""
 WINDOW_STEPS, WINDOW_SNAPSHOTS = 16, 6
 """Least length of a window; both must be reached."""
+PROBE_STEPS, PROBE_TIMES = 64, 8
+"""After so many steps without a full window each snapshot is looked at alone, and may narrow the interval so much."""
 GIVEN_TIMES_BUDGET, GIVEN_COST_S = 4.0, 0.01
 """An interval that the spec gives is widened when a typical snapshot costs more than both."""
 NARROW_SHARE = 0.7
@@ -162,18 +164,26 @@ def first_setting(rule: Rule) -> Setting:
     return Setting(memory, _multiple(rule.slow, memory) if rule.slow_auto else rule.slow)
 
 
-def decide(rule: Rule, setting: Setting, figures: Figures, *, early: int = 0) -> Decision | None:
-    """Return other intervals when the figures call for them; after only `early` snapshots when they cry for them."""
+def decide(rule: Rule, setting: Setting, figures: Figures, *, early: int = 0, probe: bool = False) -> Decision | None:
+    """Return other intervals when the figures call for them; after only `early` snapshots when they cry for them.
+
+    A `probe` is one of the few snapshots that a wide interval has. It may narrow that by `PROBE_TIMES` at most and
+    never widen it, and the next one is looked at again: if it was wrong, it has cost one more snapshot.
+    """
     if early and not _cries(rule, setting, figures):
         return None
     if early in SPENT_SNAPSHOTS and not _spends_all(rule, setting, figures):
         return None
     snapshots = _snapshots(rule, setting, figures)
+    if probe:
+        if snapshots >= setting.snapshots:
+            return None
+        snapshots = min(_reaching(max(snapshots, setting.snapshots // PROBE_TIMES), rule), setting.snapshots)
     slow = setting.slow
     if not setting.memory:
         slow = snapshots
     elif slow and rule.slow_auto:
-        measured = figures.drain_steps > 0 and not early
+        measured = figures.drain_steps > 0 and not early and not probe
         slow = _multiple(_slow(rule, setting, figures, snapshots) if measured else slow, snapshots)
     elif slow:
         slow = rule.slow if snapshots == rule.memory else _multiple(rule.slow, snapshots)
@@ -293,6 +303,8 @@ class Window:
     """One per snapshot of the window."""
     looked_early: int = 0
     """Snapshots of the attempt when they were last looked at before the window was full."""
+    looked_probe: int = 0
+    """Snapshots of the window when one was last looked at by itself."""
     _waiting_s: float = 0.0
 
     def add(self, sample: Sample) -> None:
@@ -320,6 +332,16 @@ class Window:
             return 0
         self.looked_early = self.snapshots
         return self.snapshots
+
+    def probe(self) -> bool:
+        """Tell, once for each snapshot of a window that takes long to fill, that it is to be looked at by itself.
+
+        The same on every rank.
+        """
+        if self.full or self.steps < PROBE_STEPS or self.snapshots <= self.looked_probe:
+            return False
+        self.looked_probe = self.snapshots
+        return True
 
     @property
     def full(self) -> bool:
@@ -355,7 +377,7 @@ class Window:
         """Begin the next window."""
         if len(self.drains) >= KEPT_SAMPLES or self._drain_excess() is not None:
             self.drains = []
-        self.samples, self.waits, self.steps, self.snapshots = [], [], 0, 0
+        self.samples, self.waits, self.steps, self.snapshots, self.looked_probe = [], [], 0, 0, 0
         self.window_s = self.window_waited_s = 0.0
 
 

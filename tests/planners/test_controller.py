@@ -13,6 +13,7 @@ from dtrain.planners.controller import (
     EARLY_SNAPSHOTS,
     GIVEN_COST_S,
     GIVEN_TIMES_BUDGET,
+    PROBE_TIMES,
     WARM_UP_STEPS,
     WINDOW_STEPS,
     Figures,
@@ -37,6 +38,8 @@ class Machine:
     slowed_s: float = 0.0
     drain_s: float = 0.0
     drain_steps: int = 0
+    bad_steps: int = 10**9
+    """Waits last for these first steps of a run only."""
 
     def run(self, rule: Rule, steps: int, seed: int = 0) -> Run:
         return Run(self, rule, steps, seed)
@@ -55,7 +58,7 @@ class Run:
         for step in range(1, steps + 1):
             draining = step - drained_at <= machine.drain_steps
             extra = machine.slowed_s * under_way + machine.drain_s * draining
-            waited_s = machine.wait_s * under_way
+            waited_s = machine.wait_s * under_way * (step <= machine.bad_steps)
             step_s = machine.step_s * (1 + chance.gauss(0, machine.noise)) + extra + waited_s
             self.total_s, self.waited_s = self.total_s + step_s, self.waited_s + waited_s
             ended = step - drained_at == machine.drain_steps
@@ -68,14 +71,15 @@ class Run:
 
     def control(self, step: int) -> None:
         early = self.window.early()
-        if not (early or self.window.full):
+        probe = not early and self.window.probe()
+        if not (early or probe or self.window.full):
             return
-        decision = decide(self.rule, self.setting, self.window.figures(), early=early)
+        decision = decide(self.rule, self.setting, self.window.figures(), early=early, probe=probe)
         if decision is not None:
             self.setting = decision.setting
             self.settings.append((step, decision.setting))
             self.reasons.append(decision.reason)
-        if not early:
+        if not early and (decision is not None or not probe):
             self.window.restart()
 
     @property
@@ -252,3 +256,23 @@ def test_an_interval_is_called_kept_or_changed_but_never_both() -> None:
         figures = Figures(0.1 + wait_s, wait_s, 0.0, 0.0, 0.0, wait_s / 0.1, wait_s)
         decision, told = decide(given, before, figures), excess_of_given(given, before, figures)
         assert (told is not None) == (decision is None and wait_s > 0.001), wait_s
+
+
+@pytest.mark.parametrize("auto", ["memory", ""])
+def test_an_interval_that_a_bad_time_has_made_very_wide_comes_back_soon_after_it(auto: str) -> None:
+    """0.5 s of 0.1 s steps within 1 % are 500 steps, and 1,000 while the average is over: six of them are the run."""
+    run = Machine(noise=0.01, wait_s=0.5, bad_steps=30).run(rule(auto=auto), 3000)
+    assert max(setting.memory for _, setting in run.settings) >= 500
+    assert run.setting.memory == 1
+    assert run.settings[-1][0] < 2500
+
+
+def test_a_probe_that_is_wrong_costs_one_snapshot() -> None:
+    """It never widens, and narrows by so much that the next one still keeps near the budget."""
+    given, wide = rule(auto="memory"), Setting(1000, 0)
+    cheap = Figures(0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    dear = Figures(0.1, 50.0, 0.0, 0.0, 0.0, 0.5, 50.0)
+    decision = decide(given, wide, cheap, probe=True)
+    assert decision is not None
+    assert decision.setting.memory == 1000 // PROBE_TIMES
+    assert decide(given, wide, dear, probe=True) is None
