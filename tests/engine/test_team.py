@@ -40,7 +40,7 @@ Told = list[tuple[str, dict[str, Any]]]
 def spec_for(port: int, **changes: Any) -> Spec:
     cluster = {
         "device": "cpu", "nodes": 2, "rendezvous": f"127.0.0.1:{port}", "heartbeat_timeout": TIMEOUT_S,
-        "rejoin_timeout": 5.0, "shutdown_timeout": 1.0,
+        "rejoin_timeout": 5.0, "shutdown_timeout": 5.0,
     }  # fmt: skip
     return job_spec(cluster=cluster, **changes)
 
