@@ -13,7 +13,7 @@ from dtrain.tiers.drainer import DrainJob
 from dtrain.tiers.faults import fail_at
 from dtrain.tiers.gather import gather_part
 from dtrain.tiers.jsonfile import dumps, read_lines
-from dtrain.tiers.layout import Version, part_name
+from dtrain.tiers.layout import RunDir, Version, part_name
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import candidate_of, contents, open_candidate
 from dtrain.tiers.store import Place as StorePlace
@@ -33,6 +33,8 @@ class Nodes:
         self.memories = [folder / f"memory-{node}" for node in range(NODES)]
         for path in self.memories:
             path.mkdir()
+        for node in range(1, NODES):
+            self.run(node).own.mkdir()
 
     def ranks(self, node: int) -> tuple[int, ...]:
         return (2 * node, 2 * node + 1)
@@ -57,7 +59,12 @@ class Nodes:
         return len(MemoryDir(self.memories[node]).pending())
 
     def events(self, event: str) -> list[dict[str, object]]:
-        return [line for line in read_lines(self.place.run.events) if line["event"] == event]
+        """What all nodes have told, each in a file of its own."""
+        lines = [line for node in range(NODES) for line in read_lines(self.run(node).events)]
+        return [line for line in lines if line["event"] == event]
+
+    def run(self, node: int) -> RunDir:
+        return RunDir(self.place.run.root, node)
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> list[int]:
