@@ -31,8 +31,10 @@ from .supervise import Sight
 GRACE_S = 5.0
 """Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
 TURN_S = 0.02
+STALE_S = 0.3
+"""What a node last said of its ranks is too old to judge by after this long: none of them is blamed then."""
 LATE_S = 1.0
-"""A node that was silent for this long is not blamed for its ranks' silence yet, nor is any other rank."""
+"""A node that was silent for this long may be replaced by a new launcher of the same rank."""
 FAREWELL_S = 3.0
 
 
@@ -256,7 +258,7 @@ class Team(Alone):
         attempt, found = self._attempt, []
         for mate in self.mates.values():
             told = mate.life.sign
-            if attempt is None or mate.life.silent_s > LATE_S or told.get("attempt") != attempt.number:
+            if attempt is None or mate.life.silent_s > STALE_S or told.get("attempt") != attempt.number:
                 return None
             found += [_sight(numbers) for numbers in told.get("ranks", [])]
         return found

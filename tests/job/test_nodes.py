@@ -125,3 +125,19 @@ def test_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluste
     assert (fault["kind"], fault["rank"], fault["node"]) == ("hang", 1, 1), fault
     assert_same(nodes.job, oracle)
     nodes.assert_nothing_left()
+
+
+def test_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, oracle: Job) -> None:
+    windows = ";".join(fail_at(0, step, "window.forward", kind="slow", nth=1) for step in range(3, STEPS + 1))
+    nodes.start_all(fault=f"{slow(3)};{windows}")  # it does not come to its end before the silence is noticed
+    wait_for_step(nodes.job, 3)
+    nodes.running[1].send_signal(signal.SIGSTOP)
+    wait(lambda: nodes.job.events("fault"), 20, "the silence to be noticed")
+    nodes.running[1].send_signal(signal.SIGCONT)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    (fault,) = nodes.job.events("fault")
+    assert (fault["kind"], fault["node"]) == ("node", 1)
+    assert "joining again" in ended[1].said
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
