@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..specs.codes import Code
-from ..specs.difference import changes
+from ..specs.difference import Change, changes
 from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
@@ -53,13 +53,15 @@ def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | No
         return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
     before = _spec_before(run)
     wished = [word.partition("=")[0].strip() for word in arguments if "=" in word]
-    _refuse_other_training(before, spec, [*wished, *allowed])
+    different = changes(spec_to_json(before), spec_to_json(spec)) if before is not None else []
+    _refuse_other_training(different, [*wished, *allowed])
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
     info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
     run.root.mkdir(parents=True, exist_ok=True)
     with locked(run):
-        _tell_changes(console, before, spec)
+        for change in different:  # a spec that is not the one of before is shown as a difference
+            console.print(f"changed: {change}")
         for words in [*warnings, *_left_behind(before, former, run)]:
             console.print(f"warning: {words}", soft_wrap=True)
         found, rejected = _what_is_there(run, spec, str(info["run_id"]), former, console)
@@ -168,23 +170,14 @@ def _spec_before(run: RunDir) -> Spec | None:
     return None
 
 
-def _tell_changes(console: Console, before: Spec | None, spec: Spec) -> None:
-    """A spec that is not the one of before is shown as a difference."""
-    if before is not None:
-        for change in changes(spec_to_json(before), spec_to_json(spec)):
-            console.print(f"changed: {change}")
-
-
-def _refuse_other_training(before: Spec | None, spec: Spec, allowed: Sequence[str]) -> None:
+def _refuse_other_training(different: Sequence[Change], allowed: Sequence[str]) -> None:
     """Raise Refused where the spec's file asks for another training than the one that the run began.
 
     What is written on the command line is a wish, and is told only; so is a later end of the run.
     """
-    if before is None:
-        return
     other = [
         change
-        for change in changes(spec_to_json(before), spec_to_json(spec))
+        for change in different
         if change.key.partition(".")[0] in TRAINING_KEYS
         and not any(change.key == key or change.key.startswith((f"{key}.", f"{key}[")) for key in allowed)
     ]

@@ -76,14 +76,13 @@ def _said(piece: Piece) -> list[Any]:
     return [piece.tensor.name, piece.tensor.dtype, list(piece.tensor.shape), list(piece.offset), list(piece.shape)]
 
 
-def state_digest_of(state: TrainState, context: Context) -> str:
+def state_digest_of(state: TrainState, everything: Catalogue, context: Context) -> str:
     """The state digest of the live state, on rank 0; every rank must call it. Elsewhere an empty text.
 
     Rank 0 puts the tensors together one by one, so it never holds more than one of another rank's.
     """
     if context.device_mesh is None:
         return state.digest() if context.rank == 0 else ""
-    everything = catalogue(state, context)
     mine = {piece.tensor.name: piece for piece in _given(state, context)}
     live = state.constant() | state.changing()
     if context.rank != 0:

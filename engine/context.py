@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..planners.mesh import ALONE, DIMS, Mesh, mesh_of
+from ..planners.mesh import ALONE, DIMS, WITHIN_STAGE, Mesh, mesh_of
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat
 from ..tiers.memory import MemoryDir
 from .channels import StorageChannel, storage_channel
+from .precision import autocast
 
-MAX_TEXT = 1024
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
 
 
@@ -83,15 +83,15 @@ class Context:
 
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:
-        """Their process group; made at the first call, which all ranks must make at the same place."""
+        """The process group of `stage`; made at the first call, which all ranks must make at the same place."""
         if self.device_mesh is None or self.mesh.pp == 1:
             return None
-        return self.device_mesh[DIMS[1:]]._flatten("stage").get_group()
+        return self.device_mesh[WITHIN_STAGE]._flatten("stage").get_group()
 
     @property
     def stage(self) -> list[int]:
         """The ranks that have the same layers as this one."""
-        return self.mesh.alike(self.rank, DIMS[1:])
+        return self.mesh.stage(self.rank)
 
     def beat(self) -> None:
         """Tell the launcher that this rank makes progress."""
@@ -107,15 +107,6 @@ class Context:
         dist.all_reduce(tensor, group=self.control)
         summed: list[float] = tensor.tolist()
         return summed
-
-    def text_of(self, rank: int, text: str) -> str:
-        """What `rank` says, on every rank; cut off after MAX_TEXT bytes."""
-        told = torch.zeros(MAX_TEXT, dtype=torch.uint8)
-        if rank == self.rank:
-            data = text.encode()[:MAX_TEXT]
-            told[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(told, rank, group=self.control)
-        return bytes(told.tolist()).rstrip(b"\0").decode(errors="replace")
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank gives, on every rank, in the order of the ranks."""
@@ -150,8 +141,7 @@ class Context:
 
     def autocast(self, precision: str) -> torch.autocast:
         """The precision of forward passes."""
-        kind = torch.float16 if precision == "fp16-mixed" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=kind, enabled=precision != "fp32")
+        return autocast(self.device, precision)
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:

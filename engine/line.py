@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -102,7 +103,7 @@ class Life:
         return time.monotonic() - self.changed
 
 
-class _Turning:
+class _Turning(ABC):
     """A thread that goes to the store again and again until it is closed or the store fails."""
 
     def __init__(self, name: str) -> None:
@@ -132,11 +133,13 @@ class _Turning:
             self._wake.wait(POLL_S)
             self._wake.clear()
 
+    @abstractmethod
     def _turn(self) -> None:
-        raise NotImplementedError
+        """Go to the store once."""
 
+    @abstractmethod
     def _forgive(self) -> None:
-        raise NotImplementedError
+        """Our own thread has stood still: let nobody's silence count."""
 
 
 class Mate:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..planners.mesh import Mesh
+from ..planners.mesh import WITHIN_STAGE, Mesh
 from ..specs.models import AdamW, Scheduler, Sgd
-from .parallel.layout import WITHIN_STAGE, cut_dims, local_of
+from .parallel.layout import cut_dims, local_of
 
 EMA = "ema"
 """Under which the optimizer's state holds the average of a weight."""

@@ -31,6 +31,7 @@ from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
 from .forks import LAUNCHER, die_with_parent
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
+from .precision import autocast
 from .state import infos, seed_everything
 
 REPEATS = 9
@@ -136,7 +137,7 @@ class _Rank:
             global_batch=spec.training.global_batch_size,
             micro_batch=spec.training.micro_batch_size,
             rank=0,
-            world=spec.world_size,
+            world=spec.data_parallel,
         )
         with _told_as_theirs("reading the first batch"):
             self.batch = to_device(batches.get(0, 0), device)
@@ -151,9 +152,7 @@ class _Rank:
 
         As in training the gradients are already there, to be added to, and are clipped as part of the update.
         """
-        precision = self.spec.training.precision
-        kind = torch.float16 if precision == "fp16-mixed" else torch.bfloat16
-        with torch.autocast(self.device.type, dtype=kind, enabled=precision != "fp32"):
+        with autocast(self.device, self.spec.training.precision):
             loss, forward_s = _timed(lambda: compute_loss(self.model, self.batch), self.device)
         _, backward_s = _timed(loss.backward, self.device)
         _, optimizer_s = _timed(self._update, self.device)

@@ -22,7 +22,7 @@ from ..tiers.shardfile import Entry, Shard
 from .copier import Copier, HostMover, Item, Mover, NonFinite
 from .drainwatch import DrainWatch
 from .finite import FLOATS, Floats
-from .parallel.layout import WITHIN_STAGE, local_of
+from .parallel.layout import local_of
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
@@ -110,7 +110,7 @@ class Snapshots:
         rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive = cadence, pace, alive
         self.pieces = own(state.held(), rank)
-        self.leads = rank == min(state.mesh.alike(rank, WITHIN_STAGE))
+        self.leads = rank == state.mesh.stage(rank)[0]
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
         self.places = self._places()
         grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]

@@ -138,10 +138,8 @@ def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tup
         return None, None
     if clean:
         return snapshots.superseded(), None
-    said = [0.0] * context.world
-    said[context.rank] = float(snapshots.refused is not None)
-    first = context.sum_over_ranks(said).index(1.0)
-    return None, snapshots.refuse(context.text_of(first, snapshots.refused or ""))
+    named = context.gather_bytes((snapshots.refused or "").encode())
+    return None, snapshots.refuse(next(name for name in named if name).decode())
 
 
 def diverged(refused: Refused, snapshots: Snapshots | None) -> TrainingDiverged:

@@ -15,7 +15,7 @@ from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
 from ..tiers.journal import leave_note, tell_losses
-from ..tiers.jsonfile import dumps, read
+from ..tiers.jsonfile import read
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from .catalogue import catalogue, state_digest_of
@@ -71,7 +71,6 @@ class Worker:
             self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow.type if slow is not None else None
         )
         parts = assemble(self.spec, context)
-        _check_same_data(parts, context)
         restored = self._restore(parts, context, reporter)
         snapshots = self._snapshots(parts, context, restored)
         control = Control(self.spec, self.plan, self.run.plan, context, snapshots) if snapshots is not None else None
@@ -94,7 +93,7 @@ class Worker:
         if snapshots is not None:
             self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
         context.sign_off()
-        digest = state_digest_of(parts.state, context)
+        digest = state_digest_of(parts.state, catalogue(parts.state, context), context)
         if context.rank == 0:
             write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted))
         leave(context, Code.PREEMPTED if preempted else Code.DONE)
@@ -103,9 +102,10 @@ class Worker:
         faults.point("restore.before")
         if not self.job.candidates:
             return None
+        everything = catalogue(parts.state, context)
         restored = restore(
             parts.state,
-            catalogue(parts.state, context),
+            everything,
             self.job.candidates,
             context.rank,
             context.all_agree,
@@ -113,7 +113,7 @@ class Worker:
             Exchange(self.memory, context, context.storage) if context.storage is not None else None,
         )
         self._take_position(restored, parts, reporter)
-        digest = state_digest_of(parts.state, context)
+        digest = state_digest_of(parts.state, everything, context)
         if reporter.active:
             reporter.restored(restored, digest, self.job.skipped)
         faults.point("restore.after")
@@ -217,16 +217,6 @@ class Worker:
         if not preempted or snapshots.safe is None or self.spec.checkpoint.non_finite == "stop":
             raise diverged(refused, snapshots)
         reporter.refused(refused)
-
-
-def _check_same_data(parts: Parts, context: Context) -> None:
-    """Every node reads its own copy of the data. Raises DataError, on all ranks, when they are not the same."""
-    if context.storage is None:
-        return
-    said = context.gather_bytes(dumps([parts.data_digest, parts.fingerprint]))
-    other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
-    if other is not None:
-        raise DataError(f"the data that rank {other} reads are not those of rank 0: all nodes need the same data")
 
 
 def main(arguments: list[str], worker: type[Worker]) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..specs.models import GptModel, Spec, TextDataset
 from .gpt import ELEMENT_BYTES, last_activation_bytes, layer_activation_bytes
-from .layers import layers_of_stages, stages_per_rank
+from .layers import stages_of_rank, stages_per_rank
 from .workload import Workload
 
 
@@ -21,15 +21,13 @@ def _per_token(spec: Spec, pp_rank: int) -> int:
     """Bytes per token of one micro-batch, times the micro-batches that are between forward and backward at once."""
     assert isinstance(spec.model, GptModel)
     strategy, precision = spec.strategy, spec.training.precision
-    pp, each = strategy.pp, stages_per_rank(strategy)
-    ranges = layers_of_stages(spec.model.n_layers, pp * each)
-    layers = max(len(ranges[pp_rank + turn * pp]) for turn in range(each))
+    layers = max(map(len, stages_of_rank(strategy, spec.model.n_layers, pp_rank)))
     whole = layer_activation_bytes(spec.model, precision, strategy.tp, sequence=cuts_sequence(spec))
     kept, again = whole, 0
     if strategy.activation_checkpointing == "full":
         kept = ELEMENT_BYTES[precision] * spec.model.d_model // (strategy.tp if cuts_sequence(spec) else 1)
         again = whole  # of the one layer that is computed again
-    last = last_activation_bytes(spec.model, precision) if pp_rank == pp - 1 else 0
+    last = last_activation_bytes(spec.model, precision) if pp_rank == strategy.pp - 1 else 0
     return in_flight(spec, pp_rank) * layers * kept + again + last
 
 

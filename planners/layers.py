@@ -17,6 +17,11 @@ def windows_per_step(spec: Spec) -> int:
     return spec.micro_batches * stages_per_rank(spec.strategy)
 
 
+def stages_of_rank(strategy: Strategy, layers: int, pp_rank: int) -> list[range]:
+    """The layers of each stage that one rank of the pipeline holds: stage s lies on rank s modulo pp."""
+    return layers_of_stages(layers, strategy.pp * stages_per_rank(strategy))[pp_rank :: strategy.pp]
+
+
 def layers_of_stages(layers: int, stages: int) -> list[range]:
     """Divide the layers, in their order, as evenly as possible; the first stages get one more where it does not fit."""
     each, more = divmod(layers, stages)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..specs.models import AdamW, GptModel, Sgd, Spec
 from .layers import layers_of_stages, stages_per_rank
-from .mesh import DIMS, Mesh, mesh_of
+from .mesh import DIMS, WITHIN_STAGE, Mesh, mesh_of
 from .shards import Held, TensorInfo, own
 from .state import moments
 
@@ -102,7 +102,7 @@ class _Alike:
 
     def holders(self, cut: tuple[str, ...]) -> tuple[int, ...]:
         if cut not in self._found:
-            others = tuple(dim for dim in DIMS[1:] if dim not in cut)
+            others = tuple(dim for dim in WITHIN_STAGE if dim not in cut)
             self._found[cut] = tuple(self.mesh.alike(self.rank, others))
         return self._found[cut]
 

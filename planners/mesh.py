@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from ..specs.models import Spec
 
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
+WITHIN_STAGE = DIMS[1:]
+"""Ranks that differ only in these have the same part of the model's layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,10 @@ class Mesh:
         place = self.place(rank)
         ranges = [range(degree) if dim in dims else (place[dim],) for dim, degree in zip(DIMS, self.shape, strict=True)]
         return [self.rank(dict(zip(DIMS, where, strict=True))) for where in itertools.product(*ranges)]
+
+    def stage(self, rank: int) -> list[int]:
+        """The ranks that have the same layers as `rank`."""
+        return self.alike(rank, WITHIN_STAGE)
 
     def to_json(self) -> dict[str, int]:
         """The form in a manifest."""

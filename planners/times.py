@@ -8,7 +8,7 @@ from ..specs.models import AdamW, Spec
 from .devices import Rates
 from .machine import Measured
 from .sizes import Sizes
-from .traffic import Traffic, bubble_s, share_of_passes, traffic
+from .traffic import Traffic, bubble_s, ring_s, share_of_passes, traffic
 from .workload import BACKWARD_TO_FORWARD, Workload
 
 
@@ -99,7 +99,7 @@ def update_bytes(spec: Spec, parameters: int) -> int:
 
 def ring_exchange_s(bytes_: int, world: int, bytes_per_s: float) -> float:
     """Return the time of a ring all-reduce: 2·(w-1)/w of the data over each link (Patarasuk & Yuan 2009)."""
-    return 2 * (world - 1) / world * bytes_ / bytes_per_s
+    return 2 * ring_s(bytes_, world, bytes_per_s)
 
 
 def exposed_exchange_s(gradient_bytes: int, world: int, rates: Rates, backward_s: float) -> float:

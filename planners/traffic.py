@@ -8,7 +8,7 @@ from ..specs.models import GptModel, Spec
 from . import gpt
 from .devices import Rates
 from .gpt import ELEMENT_BYTES
-from .layers import layers_of_stages, stages_per_rank
+from .layers import stages_of_rank, stages_per_rank
 from .sizes import Sizes
 from .workload import Workload
 
@@ -62,10 +62,9 @@ def traffic(spec: Spec, rates: Rates, work: Workload | None, sizes: Sizes | None
     return Traffic(tensor, gather, scatter)
 
 
-def _layers(spec: Spec, model: GptModel) -> int:
-    """Layers of the rank that has the most of them."""
-    each = stages_per_rank(spec.strategy)
-    return sum(len(layers) for layers in layers_of_stages(model.n_layers, spec.strategy.pp * each)[:: spec.strategy.pp])
+def _layers(spec: Spec, model: GptModel, pp_rank: int = 0) -> int:
+    """Layers of a rank of the pipeline; the first one has the most of them."""
+    return sum(map(len, stages_of_rank(spec.strategy, model.n_layers, pp_rank)))
 
 
 def share_of_passes(spec: Spec, work: Workload | None) -> float:
@@ -75,8 +74,7 @@ def share_of_passes(spec: Spec, work: Workload | None) -> float:
         return 1 / (strategy.tp * strategy.pp)
     head = gpt.head_flop(spec.model, work.samples, work.tokens)
     layer = (work.forward_flop - head) / spec.model.n_layers
-    ranges = layers_of_stages(spec.model.n_layers, strategy.pp * stages_per_rank(strategy))
-    ranks = [sum(len(layers) for layers in ranges[rank :: strategy.pp]) * layer for rank in range(strategy.pp)]
+    ranks = [_layers(spec, spec.model, rank) * layer for rank in range(strategy.pp)]
     ranks[-1] += head
     return max(ranks) / work.forward_flop / strategy.tp
 

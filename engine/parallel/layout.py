@@ -6,11 +6,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ...planners.mesh import DIMS, Mesh
+from ...planners.mesh import WITHIN_STAGE, Mesh
 from ...planners.shards import Held, TensorInfo
-
-WITHIN_STAGE = DIMS[1:]
-"""Ranks that differ only in these have the same part of the model's layers."""
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ...planners.activations import cuts_sequence
 from ...planners.layers import layers_of_stages, stages_per_rank
 from ...specs.models import GptModel, Spec, TextDataset
 from ..models.gpt import Gpt, GptPart, next_token_loss
+from ..precision import PASS_DTYPES
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -126,9 +127,10 @@ def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[
     between = length // spec.strategy.tp if cuts_sequence(spec) else length
     hidden = torch.empty(samples, between, spec.model.d_model, device=device, requires_grad=True)
     entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
-    kinds = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
     logits = (samples, length, spec.model.vocab_size)
     leaving = (
-        torch.empty(logits, dtype=kinds[spec.training.precision], device=device, requires_grad=True) if last else hidden
+        torch.empty(logits, dtype=PASS_DTYPES[spec.training.precision], device=device, requires_grad=True)
+        if last
+        else hidden
     )
     return entering, leaving

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,14 +30,12 @@ from dtrain.engine.models.build import build_model
 from dtrain.engine.parallel.units import units
 from dtrain.engine.parts import Parts, assemble
 from dtrain.engine.step import Progress, train_step
-from dtrain.engine.tunables import streaming
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import AdamW, Spec
 from dtrain.tiers.memory import TMPFS, MemoryDir
 
 from .memory_tier import SPEC, WARM_UP, spread, with_interval
-
-FOLDER = "DTRAIN_BENCH_DIR"
+from .ranks import FOLDER, start_ranks
 
 
 def arguments() -> argparse.Namespace:
@@ -58,20 +54,8 @@ def main() -> None:
     if "RANK" in os.environ:
         work(options, spec)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="dtrain-bench-", dir=TMPFS))
-    common = {"WORLD_SIZE": str(spec.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **streaming(os.environ), **common, FOLDER: str(folder)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.loops", *sys.argv[1:]],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(spec.world_size)
-    ]
-    codes = [worker.wait() for worker in workers]
+    codes = [rank.wait() for rank in start_ranks("tests.benchmarks.loops", spec, folder)]
     MemoryDir(folder).remove()
     sys.exit(max(codes))
 

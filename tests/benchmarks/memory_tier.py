@@ -14,9 +14,7 @@ import json
 import math
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +29,6 @@ from dtrain.engine.drain import DrainerProcess
 from dtrain.engine.parts import Parts, assemble
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.step import Progress, train_step
-from dtrain.engine.tunables import streaming
 from dtrain.planners.plan import Plan, make_plan
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import Spec
@@ -42,9 +39,10 @@ from dtrain.tiers.memory import TMPFS, MemoryDir
 from dtrain.tiers.store import Place
 from dtrain.tiers.writer import TierJob
 
+from .ranks import FOLDER, start_ranks
+
 SPEC = Path(__file__).parents[2] / "specs/examples/tiny-gpt.yaml"
 WARM_UP = 3
-FOLDER = "DTRAIN_BENCH_DIR"
 CADENCES = {"memory": Cadence(1, 0, False), "disk": Cadence(1, 1, True)}
 
 
@@ -73,25 +71,13 @@ def main() -> None:
     if "RANK" in os.environ:
         work(options, spec)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="dtrain-bench-", dir=TMPFS))
     run = RunDir(Path(tempfile.mkdtemp(prefix="dtrain-bench-", dir=options.disk)))
-    common = {"WORLD_SIZE": str(spec.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **streaming(os.environ), **common, FOLDER: str(folder)}
     tier = TierJob(Place("disk", str(run.root / "checkpoints")), keep=1)
     drainer = DrainerProcess(run, DrainJob(str(run.root), str(folder), "bench", (tier,)), 60.0, lambda: None)
     if options.disk is not None:
         drainer.start()
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.memory_tier", *sys.argv[1:]],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(spec.world_size)
-    ]
-    codes = [worker.wait() for worker in workers]
+    codes = [rank.wait() for rank in start_ranks("tests.benchmarks.memory_tier", spec, folder)]
     drainer.stop(60.0)
     rates = [event["bytes_per_s"] for event in read_lines(run.events) if event["event"] == "committed"]
     if rates:

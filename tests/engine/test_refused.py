@@ -88,30 +88,22 @@ def test_a_step_that_fails_does_not_save_what_is_not_finite(memory: MemoryDir, r
 
 
 class Together:
-    """The ranks of one job as threads of this process; `sum_over_ranks` and `text_of` are theirs together."""
+    """The ranks of one job as threads of this process; `gather_bytes` is theirs together."""
 
     def __init__(self, world: int) -> None:
         self.world = world
         self.barrier = threading.Barrier(world)
-        self.said: list[list[float]] = [[] for _ in range(world)]
-        self.texts = [""] * world
+        self.given = [b""] * world
 
     def context(self, rank: int) -> Any:
-        def sum_over_ranks(values: list[float]) -> list[float]:
-            self.said[rank] = values
+        def gather_bytes(data: bytes) -> list[bytes]:
+            self.given[rank] = data
             self.barrier.wait(timeout=10)
-            summed = [sum(column) for column in zip(*self.said, strict=True)]
+            gathered = list(self.given)
             self.barrier.wait(timeout=10)
-            return summed
+            return gathered
 
-        def text_of(teller: int, text: str) -> str:
-            self.texts[rank] = text
-            self.barrier.wait(timeout=10)
-            told = self.texts[teller]
-            self.barrier.wait(timeout=10)
-            return told
-
-        return SimpleNamespace(rank=rank, world=self.world, sum_over_ranks=sum_over_ranks, text_of=text_of)
+        return SimpleNamespace(rank=rank, world=self.world, gather_bytes=gather_bytes)
 
     def do(self, work: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * self.world
