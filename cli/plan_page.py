@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..planners.document import Expected, Plan, TierPlan, Training
-from ..planners.words import count, duration, plural, share, shares, size, three_digits
+from ..planners.document import Expected, Plan, TierPlan
+from ..planners.words import count, duration, plural, seers, share, shares, size, three_digits
 from .plan_step import (
     ASCII,
     DRAWN_ENDS,
@@ -93,20 +93,12 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
         f"{plural(training.max_steps, 'step')}"
     )
     batch = (
-        f"batch {training.global_batch_size:,} = {_seers(training)} x "
+        f"batch {training.global_batch_size:,} = {seers(training.world, training.data_parallel)} x "
         f"{plural(training.micro_batch_size, 'sample')} x {plural(plan.iteration.micro_batches, 'pass')}"
     )
     if training.tokens_per_step is not None:
         batch += f"; {count(training.tokens_per_step)} tokens per step"
     yield Text(batch)
-
-
-def _seers(training: Training) -> str:
-    """Who sees different samples: ranks, or groups of ranks that work on the same ones."""
-    alike = training.world // training.data_parallel
-    if alike == 1:
-        return plural(training.world, "rank")
-    return f"{plural(training.data_parallel, 'group')} of {plural(alike, 'rank')}"
 
 
 def _step_title(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ..planners.mesh import mesh_of
+from ..planners.words import seers
 from ..specs.codes import Code
 from ..specs.load import spec_to_json
 from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
@@ -310,8 +310,11 @@ def _going_on(run: RunDir, plan: Plan) -> Plan:
 def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Start) -> None:
     """The decisions, before the first step."""
     training = spec.training
+    who = seers(spec.world_size, spec.data_parallel)
+    if spec.data_parallel != spec.world_size:
+        who += f" ({plan.training.strategy})"
     console.print(
-        f"{spec.name}: global batch {training.global_batch_size} = {_seers(spec)} x "
+        f"{spec.name}: global batch {training.global_batch_size} = {who} x "
         f"{training.micro_batch_size} samples x {spec.micro_batches} passes",
     )
     tiers = ", ".join(f"{tier.type} every {_steps(tier.every)}" for tier in plan.tiers)
@@ -321,14 +324,6 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
             "note: no disk or object tier: nothing of the trained state is kept once the run has ended", highlight=False
         )
     console.print(f"{start.words}; logs in {_short(run.logs)}")
-
-
-def _seers(spec: Spec) -> str:
-    """Ranks, or groups of ranks, that see different samples."""
-    if spec.data_parallel == spec.world_size:
-        return f"{spec.world_size} ranks"
-    groups = "1 group" if spec.data_parallel == 1 else f"{spec.data_parallel} groups"
-    return f"{groups} of {spec.world_size // spec.data_parallel} ranks ({' x '.join(mesh_of(spec).words())})"
 
 
 def _steps(every: int) -> str:

@@ -72,3 +72,10 @@ def three_digits(value: float) -> str:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
     return f"{value:.0e}" if "e" in text and abs(value) < 1e-6 else f"{float(text):g}"
+
+
+def seers(world: int, data_parallel: int) -> str:
+    """Who sees different samples: ranks, or groups of ranks that work on the same ones."""
+    if data_parallel == world:
+        return plural(world, "rank")
+    return f"{plural(data_parallel, 'group')} of {plural(world // data_parallel, 'rank')}"
