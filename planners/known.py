@@ -17,6 +17,9 @@ from .times import StepTimes, step_times
 from .windows import StorageParameters, Windows, storage_parameters
 from .workload import Workload, workload
 
+LEAST_OF_LINK = 0.1
+"""Assumed least part of its rate that the copy reaches on a link that is always busy: PCIe starves nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -29,7 +32,7 @@ class Known:
     sizes: Sizes | None
     times: StepTimes | None
     bytes_per_s: float
-    """Rate of a rank's storage channel."""
+    """Rate of a rank's storage channel that it has for itself."""
     windows: Windows | None
     """The step as that channel sees it; None: times are not known."""
 
@@ -87,10 +90,11 @@ def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None) 
 def _windows(
     spec: Spec, machine: Machine, reached: Rates, times: StepTimes | None, bytes_per_s: float
 ) -> Windows | None:
-    """Return the step as the storage channel sees it, with the gradients on it where both share a link.
+    """Return the step as the storage channel sees it, with the compute channel on it where both share a link.
 
-    The gradients go first: what they leave is the link's rate less theirs, and of that the copier, which copies and
-    digests by turns, reaches its part.
+    The compute channel goes first: what it leaves is the link's rate less its own, and of that the copier, which copies
+    and digests by turns, reaches its part. What a strategy sends in every pass lowers the rate of all windows alike,
+    for it comes layer by layer; what is sent once per step has its time at the end.
     """
     if times is None or times.forward_s + times.backward_s <= 0:
         return None
@@ -99,9 +103,11 @@ def _windows(
         shared = machine.accelerator != "cpu" and spec.cluster.nodes > 1
     held_s = times.gradients_s if shared else 0.0
     link = reached.link_bytes_per_s or bytes_per_s
-    gradients = reached.exchange_bytes_per_s / (spec.cluster.workers_per_node if spec.cluster.nodes > 1 else 1)
-    left = max(0.0, link - gradients)
+    part = spec.cluster.workers_per_node if spec.cluster.nodes > 1 else 1
+    left = max(0.0, link - reached.exchange_bytes_per_s / part)
     beside = min(bytes_per_s, with_digest(left) if left > 0 and reached.link_bytes_per_s else left)
+    busy = min(1.0, times.crossing_s / (times.forward_s + times.backward_s)) if shared else 0.0
+    bytes_per_s = max(LEAST_OF_LINK * bytes_per_s, (1 - busy) * bytes_per_s + busy * beside)
     count, each = windows_per_step(spec), stages_per_rank(spec.strategy)
     constant_s = times.exchange_s + times.bubble_s
     return Windows(count, times.forward_s / each, times.backward_s / each, bytes_per_s, constant_s, held_s, beside)

@@ -134,8 +134,8 @@ def _storage(known: Known) -> Storage:
     if shard is None or windows is None:
         return Storage(known.bytes_per_s, copy_s, None, None, None, None, None)
     return Storage(
-        bytes_per_s=known.bytes_per_s,
-        copy_s=copy_s,
+        bytes_per_s=windows.bytes_per_s,
+        copy_s=shard / windows.bytes_per_s,
         load=shard / windows.capacity_bytes if windows.capacity_bytes > 0 else None,
         pace=windows.pace(shard),
         capacity_bytes=windows.capacity_bytes,

@@ -11,6 +11,7 @@ from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
 from .known import Known
+from .layers import stages_per_rank
 from .schedule import cost_per_step_s, keeps_up, tier_intervals
 from .windows import FINISH_AT, StorageParameters, Windows
 from .words import UNITS, duration, plural, share, size, three_digits
@@ -37,6 +38,11 @@ def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters
         f"{size(shard)}: {fits}",
         _pace(windows, shard, pace),
     ]
+    if windows.bytes_per_s < known.bytes_per_s:
+        lines.append(
+            f"what the strategy sends in every pass leaves the node by the same link: {size(windows.bytes_per_s)}/s of "
+            f"{size(known.bytes_per_s)}/s are left to the copy"
+        )
     slice_bytes = parameters[0].slice_bytes
     slice_s = slice_bytes / windows.bytes_per_s
     waits = "so nothing ever waits long for one" if slice_s <= LONG_S else "as long as an update may wait for the last"
@@ -88,13 +94,16 @@ def _for_every_step(known: Known) -> Iterator[str]:
     if _keeps_within(known):
         return
     drains = " with the drains" if known.machine.accelerator == "cpu" and spec.slow_tiers else ""
-    lead, now = f"a snapshot of every step{drains} within max_overhead needs ", windows.micro_batches
-    n = _least(lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n))), now)
+    lead, now = f"a snapshot of every step{drains} within max_overhead needs ", spec.micro_batches
+    each = stages_per_rank(spec.strategy)
+    n = _least(lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n * each))), now)
     if n is not None:
-        batch = n * spec.training.micro_batch_size * spec.world_size
+        n += -n % spec.strategy.pp if spec.strategy.pp_schedule == "interleaved-1f1b" else 0
+        batch = n * spec.training.micro_batch_size * spec.data_parallel
         yield f"{lead}{plural(n, 'micro-batch')} per step instead of {now} (training.global_batch_size {batch})"
         lead = "or "
-    if windows.stall_s(known.sizes.shard_bytes if known.sizes else 0) > 0:
+    alone = windows.bytes_per_s == known.bytes_per_s  # else a faster copy is no remedy: others hold the link
+    if alone and windows.stall_s(known.sizes.shard_bytes if known.sizes else 0) > 0:
         rate = windows.bytes_per_s
         k = _least(lambda k: _keeps_within(replace(known, windows=replace(windows, bytes_per_s=rate * k / 1000))), 1000)
         if k is not None:

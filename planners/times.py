@@ -20,11 +20,13 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     gradients_s: float
-    """The whole exchange of the gradients, once per step, in and after the last backward pass."""
+    """The whole exchange of the gradients where it is made once per step, in and after the last backward pass."""
     exchange_s: float
     """The part of it that no backward pass hides."""
     bubble_s: float = 0.0
     """Waits for the other stages of a pipeline."""
+    crossing_s: float = 0.0
+    """Of a forward and a backward pass together: the time in which what the strategy sends leaves the node."""
 
 
 def step_times(
@@ -69,7 +71,7 @@ def _with_traffic(
     backward_s = _beside(rates, backward_s, sent.gather_s + sent.scatter_s) + again * sent.tensor_s + sent.boundary_s
     if (strategy.dp_shard, strategy.tp, strategy.pp) != (1, 1, 1):
         bubble = bubble_s(spec, forward_s, backward_s)
-        return StepTimes(forward_s, backward_s, optimizer_s, sent.scatter_s + sent.step_s, sent.step_s, bubble)
+        return StepTimes(forward_s, backward_s, optimizer_s, sent.step_s, sent.step_s, bubble, sent.crossing_s)
     gradient_bytes = sizes.parameter_bytes if sizes else 0
     gradients_s = ring_exchange_s(gradient_bytes, spec.world_size, rates.exchange_bytes_per_s)
     exchange_s = measured.exchange_s if measured is not None else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..specs.models import GptModel, Spec
 from . import gpt
+from .activations import cuts_sequence
 from .devices import Rates
 from .gpt import ELEMENT_BYTES
 from .layers import stages_of_rank, stages_per_rank
+from .mesh import DIMS, mesh_of
 from .sizes import Sizes
 from .workload import Workload
 
@@ -32,6 +35,35 @@ class Traffic:
     """Once per step: a pipeline gathers and sums when all its passes have run."""
     boundary_s: float = 0.0
     """Activations to the next stage, in each direction."""
+    crossing_s: float = 0.0
+    """Of a forward and a backward pass together: as long as this, what is sent in them leaves the node, or, in a job of
+    one node, the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What the ranks that differ in one dimension of the mesh send each other over."""
+
+    bytes_per_s: float
+    """Of a ring over them."""
+    crosses: bool
+    """Whether it leaves the node, or, in a job of one node, the device."""
+
+
+def link(spec: Spec, rates: Rates, dim: str) -> Link:
+    """Return the link of one dimension.
+
+    Ranks are counted tp first, pp last. Of a ring between nodes each of its ranks on a node carries a part; the node's
+    other ranks are in other rings, which send at the same time.
+    """
+    mesh, workers = mesh_of(spec), spec.cluster.workers_per_node
+    inner = DIMS[DIMS.index(dim) + 1 :]
+    stride = math.prod(degree for of, degree in zip(DIMS, mesh.shape, strict=True) if of in inner)
+    extent = stride * mesh.shape[DIMS.index(dim)]
+    if spec.cluster.nodes == 1 or (extent <= workers and workers % extent == 0):
+        return Link(rates.node_bytes_per_s, spec.cluster.nodes == 1)
+    together = 1 if dim == "pp" else max(1, min(workers, extent) // stride)
+    return Link(min(rates.node_bytes_per_s, rates.network_bytes_per_s * together), True)
 
 
 def ring_s(bytes_: float, ranks: int, bytes_per_s: float) -> float:
@@ -48,18 +80,21 @@ def traffic(spec: Spec, rates: Rates, work: Workload | None, sizes: Sizes | None
     shard, tp, pp, replicas = strategy.dp_shard, strategy.tp, strategy.pp, strategy.replicas(spec.world_size)
     if (shard, tp, pp) == (1, 1, 1) or sizes is None:
         return Traffic()
-    near = rates.node_bytes_per_s if tp <= spec.cluster.workers_per_node else rates.exchange_bytes_per_s
-    far = rates.exchange_bytes_per_s
-    gather = ring_s(sizes.stage_parameter_bytes, shard, far)
-    scatter = gather + 2 * ring_s(sizes.stage_parameter_bytes / shard, replicas, far)
+    links = {dim: link(spec, rates, dim) for dim in DIMS}
+    gather = ring_s(sizes.stage_parameter_bytes, shard, links["dp_shard"].bytes_per_s)
+    summed = 2 * ring_s(sizes.stage_parameter_bytes / shard, replicas, links["dp_replicate"].bytes_per_s)
     tensor, boundary = 0.0, 0.0
     if work is not None and work.tokens is not None and isinstance(spec.model, GptModel):
         activations = work.samples * work.tokens * spec.model.d_model * ELEMENT_BYTES[spec.training.precision]
-        tensor = REDUCES_PER_LAYER * _layers(spec, spec.model) * 2 * ring_s(activations, tp, near)
-        boundary = activations / tp / far if pp > 1 else 0.0
+        tensor = REDUCES_PER_LAYER * _layers(spec, spec.model) * 2 * ring_s(activations, tp, links["tp"].bytes_per_s)
+        sent = activations / (tp if cuts_sequence(spec) else 1)
+        boundary = stages_per_rank(strategy) * sent / links["pp"].bytes_per_s if pp > 1 else 0.0
+    again = 2 if strategy.activation_checkpointing == "full" else 1
+    crossing = links["tp"].crosses * (1 + again) * tensor + links["pp"].crosses * 2 * boundary
     if pp > 1:
-        return Traffic(tensor, step_s=gather + scatter, boundary_s=boundary * stages_per_rank(strategy))
-    return Traffic(tensor, gather, scatter)
+        return Traffic(tensor, step_s=2 * gather + summed, boundary_s=boundary, crossing_s=crossing)
+    crossing += links["dp_shard"].crosses * 3 * gather + links["dp_replicate"].crosses * summed
+    return Traffic(tensor, gather, gather + summed, crossing_s=crossing)
 
 
 def _layers(spec: Spec, model: GptModel, pp_rank: int = 0) -> int:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tests.planners.build import MakeSpec, tiny
 
 from dtrain.planners.activations import in_flight
+from dtrain.planners.devices import rates
+from dtrain.planners.known import LEAST_OF_LINK
 from dtrain.planners.layers import layers_of_stages
 from dtrain.planners.layout import FEW_RANKS, largest_shard, layout_of
 from dtrain.planners.machine import Machine, Measured
@@ -18,6 +20,7 @@ from dtrain.planners.mesh import DIMS, Mesh
 from dtrain.planners.plan import make_plan
 from dtrain.planners.shards import own
 from dtrain.planners.state import state_tensors
+from dtrain.planners.traffic import Link, link
 from dtrain.planners.workload import workload
 from dtrain.specs.models import Spec
 from dtrain.tiers.boxes import tile
@@ -158,3 +161,63 @@ def test_ten_trillion_parameters_over_sixteen_thousand_accelerators_at_once(make
     assert time.process_time() - started < 5
     assert made.model.parameters > 10**13
     assert made.model.state_bytes_per_rank == pytest.approx(made.model.state_bytes / 16384, rel=0.1)
+
+
+FIGURES = {"node_bandwidth": "400GB/s", "network_bandwidth": "25GB/s"}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "nodes", "dim", "rate", "crosses"),
+    [
+        ({"tp": 8, "dp_shard": 4}, 4, "tp", 400e9, False),
+        ({"tp": 8, "dp_shard": 4}, 4, "dp_shard", 25e9, True),
+        ({"tp": 2, "dp_shard": 16}, 4, "dp_shard", 100e9, True),
+        ({"dp_shard": 32}, 4, "dp_shard", 200e9, True),
+        ({"dp_shard": 8}, 4, "dp_shard", 400e9, False),
+        ({"dp_shard": 8}, 4, "dp_replicate", 25e9, True),
+        ({"tp": 16}, 4, "tp", 200e9, True),
+        ({"tp": 8, "pp": 4}, 4, "pp", 25e9, True),
+        ({"pp": 2}, 1, "pp", 400e9, True),
+    ],
+)
+def test_a_ring_between_nodes_has_the_links_of_its_own_ranks(
+    make_spec: MakeSpec, dgx: Machine, degrees: dict[str, int], nodes: int, dim: str, rate: float, crosses: bool
+) -> None:
+    cluster = {"nodes": nodes, "workers_per_node": 8, "hardware": FIGURES}
+    spec = make_spec(strategy=degrees, cluster=cluster, training={"global_batch_size": 512})
+    assert link(spec, rates(dgx, spec.cluster, "fp32"), dim) == Link(rate, crosses)
+
+
+@pytest.mark.parametrize(("shared", "slower"), [(True, True), (False, False)])
+def test_what_is_sent_in_every_pass_leaves_the_copy_less_of_a_shared_link(
+    make_spec: MakeSpec, dgx: Machine, shared: bool, slower: bool
+) -> None:
+    cluster = {"nodes": 2, "workers_per_node": 8, "channels": {"storage": {"shared": shared}}}
+    large = {"type": "gpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 256}
+    batch = {"global_batch_size": 64, "micro_batch_size": 4, "precision": "bf16-mixed"}
+    spec = make_spec(model=large, strategy={"dp_shard": 16}, cluster=cluster, training=batch)
+    made, alone = plan(spec, dgx), rates(dgx, spec.cluster, "bf16-mixed").copy_bytes_per_s
+    assert (made.storage.bytes_per_s < 0.99 * alone) == slower
+    assert made.storage.bytes_per_s >= LEAST_OF_LINK * alone
+    assert any("leaves the node by the same link" in line for line in made.why) == slower
+    inside = make_spec(model=large, strategy={"dp_shard": 8, "pp": 2}, cluster=cluster, training=batch)
+    assert plan(inside, dgx).storage.bytes_per_s > made.storage.bytes_per_s or not slower
+
+
+def test_the_micro_batches_that_are_asked_for_suit_the_schedule(make_spec: MakeSpec, dgx: Machine) -> None:
+    cluster = {"workers_per_node": 4, "channels": {"storage": {"bandwidth": "20MB/s"}}}
+    strategy = {"pp": 4, "pp_schedule": "interleaved-1f1b"}
+    model = {"type": "gpt", "n_layers": 8, "d_model": 512, "n_heads": 4, "vocab_size": 256}
+    training = {"global_batch_size": 16, "micro_batch_size": 4}
+
+    def made(batch: int) -> Any:
+        spec = make_spec(
+            model=model, strategy=strategy, cluster=cluster, training=training | {"global_batch_size": batch},
+            tiers=[{"type": "memory"}],
+        )  # fmt: skip
+        return plan(spec, dgx)
+
+    advised = next(line for line in made(16).changes if "global_batch_size" in line)
+    batch = int(advised.partition("global_batch_size ")[2].rstrip(")"))
+    assert batch % 16 == 0
+    assert made(batch).expected.overhead <= 0.01 < made(batch // 2).expected.overhead
