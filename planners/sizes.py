@@ -96,15 +96,15 @@ def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts
 
     Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; where FSDP2
     puts weights together, their gradients are whole for a moment, too. Under autocast the 16-bit copies of the weights
-    live as long as the pass. The activations of a model of unknown family are not known and count 0.
+    live as long as the pass, those of layers that FSDP2 has divided again too: the backward pass multiplies with them.
+    The activations of a model of unknown family are not known and count 0.
     """
     mixed = spec.training.precision != "fp32"
-    whole = sizes.gathered_bytes or sizes.stage_parameter_bytes
     return DeviceParts(
         weights_bytes=sizes.rank_parameter_bytes,
         gradients_bytes=sizes.rank_parameter_bytes,
         optimizer_bytes=sizes.rank_state_bytes - sizes.rank_parameter_bytes,
-        casts_bytes=whole // 2 if mixed else 0,
+        casts_bytes=sizes.stage_parameter_bytes // 2 if mixed else 0,
         gathered_bytes=2 * sizes.gathered_bytes,
         activations_bytes=rank_activation_bytes(spec, work),
     )

@@ -110,6 +110,18 @@ def test_each_strategy_divides_what_it_divides(make_spec: MakeSpec, dgx: Machine
     assert kept.weights_bytes == alone.weights_bytes
 
 
+def test_the_casts_of_a_pass_outlive_the_weights_that_they_were_made_of(make_spec: MakeSpec, dgx: Machine) -> None:
+    """Autocast keeps the copy of every gathered layer until the backward pass has multiplied with it."""
+    model = {"type": "gpt", "n_layers": 6, "d_model": 40, "n_heads": 4, "vocab_size": 260}
+    training = {"global_batch_size": 32, "precision": "bf16-mixed"}
+    for degrees, part in (({"dp_shard": 8}, 1), ({"dp_shard": 4, "tp": 2}, 2)):
+        made = plan(
+            make_spec(model=model, strategy=degrees, cluster={"workers_per_node": 8}, training=training),
+            dgx,
+        )
+        assert made.memory.parts.casts_bytes == pytest.approx(2 * made.model.parameters / part, rel=0.05)
+
+
 def test_recomputing_keeps_less_and_takes_longer(make_spec: MakeSpec, dgx: Machine) -> None:
     large = {"n_layers": 32, "d_model": 4096, "n_heads": 32}
     usual = plan(spread(make_spec, ONE, model=large), dgx)
