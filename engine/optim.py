@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ..planners.mesh import WITHIN_STAGE, Mesh
 from ..specs.models import AdamW, Scheduler, Sgd
+from .masters import MASTER, Groups, Masters
 from .parallel.layout import cut_dims, local_of
 
 EMA = "ema"
@@ -20,28 +21,39 @@ CLIP_EPS = 1e-6
 """Added to the norm as torch's clip_grad_norm_ does."""
 
 
-def build_optimizer(model: nn.Module, spec: AdamW | Sgd, *, ema: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, spec: AdamW | Sgd, *, ema: bool = False, masters: bool = False
+) -> torch.optim.Optimizer:
     """Make the optimizer over all trainable parameters; vectors (norms, biases) are not decayed.
 
     Parameters that are cut over other dimensions of the mesh cannot be updated in one call, so they are groups of
     their own. With `ema` an average of each weight is kept among its moments, so that it is cut and stored as they are.
+    With `masters` weights that are not fp32 are updated through fp32 copies, which an average then is of.
     """
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             groups.setdefault((parameter.dim() < 2, _mesh_dims(parameter)), []).append(parameter)
-    given: list[dict[str, Any]] = [
-        {"params": groups[key], "weight_decay": 0.0 if key[0] else spec.weight_decay} for key in sorted(groups)
+    given: Groups = [
+        {"params": groups[key], "lr": spec.lr, "weight_decay": 0.0 if key[0] else spec.weight_decay}
+        for key in sorted(groups)
     ]
+    make = partial(_over, spec=spec)
+    optimizer = Masters(given, make) if masters else make(given)
+    if ema:
+        for group in given:
+            for parameter in group["params"]:
+                kept = optimizer.state[parameter]
+                kept[EMA] = kept.get(MASTER, parameter).detach().clone()
+    return optimizer
+
+
+def _over(given: Groups, spec: AdamW | Sgd) -> torch.optim.Optimizer:
     if isinstance(spec, Sgd):
         optimizer: torch.optim.Optimizer = torch.optim.SGD(given, lr=spec.lr, momentum=spec.momentum)
     else:
         optimizer = torch.optim.AdamW(given, lr=spec.lr, betas=(spec.betas[0], spec.betas[1]), eps=spec.eps, fused=True)
     _create_state(optimizer)
-    if ema:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                optimizer.state[parameter][EMA] = parameter.detach().clone()
     return optimizer
 
 
@@ -55,7 +67,10 @@ class Average:
     @torch.no_grad()
     def follow(self) -> None:
         """An update is done: decay * average + (1 - decay) * weight."""
-        pairs = [(local_of(kept[EMA]), local_of(parameter)) for parameter, kept in self.optimizer.state.items()]
+        pairs = [
+            (local_of(kept[EMA]), local_of(kept.get(MASTER, parameter)))
+            for parameter, kept in self.optimizer.state.items()
+        ]
         if pairs:
             averages, weights = zip(*pairs, strict=True)
             torch._foreach_lerp_(list(averages), list(weights), 1 - self.decay)
@@ -102,33 +117,36 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale the gradients down to a global norm of `max_norm`; returns the norm before.
 
     For a model that is whole on every rank, whose gradients are alike everywhere.
     """
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    parameters = [p for p in parameters if p.grad is not None]
     if max_norm is not None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
-def unscale(model: nn.Module, scale: float) -> None:
+def unscale(parameters: Iterable[Tensor], scale: float) -> None:
     """Take the factor of the loss out of the gradients."""
-    gradients = [local_of(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [local_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, 1 / scale)
 
 
 def clip_cut_gradients(
-    model: nn.Module, max_norm: float | None, mesh: Mesh, sum_over_ranks: Callable[[list[float]], list[float]]
+    parameters: Iterable[Tensor],
+    max_norm: float | None,
+    mesh: Mesh,
+    sum_over_ranks: Callable[[list[float]], list[float]],
 ) -> float:
     """As `clip_gradients` for parameters that are cut over the ranks: each square counts once.
 
     What n ranks hold alike counts 1/n on each of them; the sum over all ranks is taken in float64.
     """
     squares = 0.0
-    gradients = _settled(model)
+    gradients = _settled(parameters)
     for cut, found in gradients.items():
         alike = math.prod(getattr(mesh, dim) for dim in WITHIN_STAGE if dim not in cut)
         squares += float(torch.nn.utils.get_total_norm(found)) ** 2 / alike
@@ -139,10 +157,10 @@ def clip_cut_gradients(
     return norm
 
 
-def _settled(model: nn.Module) -> dict[tuple[str, ...], list[Tensor]]:
+def _settled(parameters: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:
     """This rank's parts of all gradients by the dimensions they are cut over, sums over ranks completed."""
     found: dict[tuple[str, ...], list[Tensor]] = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue

@@ -18,6 +18,7 @@ from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
+from .masters import lower
 from .models.build import build_model, compute_loss, to_device
 from .optim import Average, build_optimizer
 from .parallel.pipeline import schedule_of
@@ -90,6 +91,8 @@ def assemble(spec: Spec, context: Context) -> Parts:
         model = build_model(spec.model)
     if not by_name:
         model = model.to(context.device)
+    if spec.training.precision == "bf16":
+        lower(model)
     samples, others = build_data(spec)
     batches = Batches(
         samples,
@@ -107,7 +110,10 @@ def assemble(spec: Spec, context: Context) -> Parts:
     spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
     if by_name:
         fill(spread_out, spec, context.mesh, context.device, context.rank)
-    optimizer = build_optimizer(model, spec.training.optimizer, ema=spec.training.ema_decay is not None)
+    training = spec.training
+    optimizer = build_optimizer(
+        model, training.optimizer, ema=training.ema_decay is not None, masters=training.precision == "bf16"
+    )
     TrainState(model, optimizer).check_storable()
     passes = _passes(spread_out, spec, context)
     parts = Parts(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-PASS_DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+PASS_DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "bf16": torch.bfloat16}
 """The dtype of matrix products in a pass."""
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Around forward passes of this precision."""
-    mixed = precision != "fp32"
+    mixed = precision.endswith("-mixed")
     return torch.autocast(device.type, dtype=PASS_DTYPES[precision] if mixed else None, enabled=mixed)

@@ -29,6 +29,7 @@ from .data.build import Batches, build_data
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
 from .forks import LAUNCHER, die_with_parent
+from .masters import lower, updated_by
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .precision import autocast
@@ -49,6 +50,8 @@ def parameters_of(spec: Spec) -> list[TensorInfo]:
             model = build_model(spec.model)
     except (NotImplementedError, RuntimeError):
         model = build_model(spec.model)  # its constructor needs real tensors
+    if spec.training.precision == "bf16":
+        lower(model)
     return _parameters(model)
 
 
@@ -130,7 +133,10 @@ class _Rank:
         seed_everything(spec.seed)
         self.spec, self.device = spec, device
         self.model = build_model(spec.model).to(device)
-        self.optimizer = build_optimizer(self.model, spec.training.optimizer)
+        masters = spec.training.precision == "bf16"
+        if masters:
+            lower(self.model)
+        self.optimizer = build_optimizer(self.model, spec.training.optimizer, masters=masters)
         batches = Batches(
             build_data(spec)[0],
             seed=spec.seed,
@@ -159,7 +165,7 @@ class _Rank:
         return forward_s, backward_s, optimizer_s
 
     def _update(self) -> None:
-        clip_gradients(self.model, self.spec.training.max_grad_norm)
+        clip_gradients(updated_by(self.optimizer, self.model), self.spec.training.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.spec.micro_batches == 1)
 

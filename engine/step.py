@@ -13,6 +13,7 @@ from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
+from .masters import updated_by
 from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate, unscale
 from .parts import Parts
 from .passes import Watch
@@ -190,8 +191,9 @@ def _update(
 def _clipped(parts: Parts, context: Context, scale: LossScale | None) -> float:
     """Clip the gradients; returns their norm before, the scale of the loss taken out of both."""
     limit = parts.spec.training.max_grad_norm
+    parameters = updated_by(parts.optimizer, parts.model)
     if scale is not None:
-        unscale(parts.model, scale.scale)
+        unscale(parameters, scale.scale)
     if context.device_mesh is None:
-        return float(clip_gradients(parts.model, limit))
-    return clip_cut_gradients(parts.model, limit, context.mesh, context.sum_over_ranks)
+        return float(clip_gradients(parameters, limit))
+    return clip_cut_gradients(parameters, limit, context.mesh, context.sum_over_ranks)

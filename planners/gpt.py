@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..specs.shapes import Decoder
 from .shards import TensorInfo
 
-ELEMENT_BYTES = {"fp32": 4, "bf16-mixed": 2, "fp16-mixed": 2}
+ELEMENT_BYTES = {"fp32": 4, "bf16-mixed": 2, "fp16-mixed": 2, "bf16": 2}
 """Bytes of one stored activation element by precision."""
 
 

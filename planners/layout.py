@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..specs.models import AdamW, GptModel, Sgd, Spec
+from ..specs.models import GptModel, Spec, Training
 from .layers import layers_of_stages, stages_per_rank
 from .mesh import DIMS, WITHIN_STAGE, Mesh, mesh_of
 from .shards import Held, TensorInfo, own
-from .state import moments
+from .state import kept
 
 _OPENING = ("wq.weight", "wk.weight", "wv.weight", "gate.weight", "up.weight", "embedding.weight", "head.weight")
 _CLOSING = ("wo.weight", "down.weight")
@@ -35,8 +35,7 @@ class Layout:
     cut_by: dict[str, int]
     """Dimension along which tensor parallel cuts a parameter."""
     parameters: tuple[TensorInfo, ...]
-    optimizer: AdamW | Sgd
-    ema: bool = False
+    training: Training
 
     def box(self, tensor: TensorInfo, of: str, place: dict[str, int]) -> Held | None:
         """What the rank at `place` holds of a tensor that is cut as the parameter `of`, its holders left out."""
@@ -76,7 +75,7 @@ class Layout:
         for p in mine:
             yield TensorInfo(f"model.{p.name}", p.dtype, p.shape), p.name
         for p in mine:
-            for tensor in moments(p, self.optimizer, ema=self.ema):
+            for tensor in kept(p, self.training):
                 yield tensor, p.name
 
     def shard_bytes(self, rank: int) -> int:
@@ -85,9 +84,7 @@ class Layout:
 
     def parameter_bytes(self, names: Iterable[str], place: dict[str, int], *, gathered: bool) -> int:
         """Bytes of some parameters on one rank; `gathered`: while FSDP2 has put its parts together."""
-        whole = Layout(
-            Mesh(self.mesh.pp, 1, 1, self.mesh.tp), self.stages, self.cut_by, self.parameters, self.optimizer
-        )
+        whole = Layout(Mesh(self.mesh.pp, 1, 1, self.mesh.tp), self.stages, self.cut_by, self.parameters, self.training)
         of, wanted = (whole if gathered else self), set(names)
         boxes = (of.box(p, p.name, place) for p in self.parameters if p.name in wanted)
         return sum(box.nbytes for box in boxes if box is not None)
@@ -114,8 +111,7 @@ def layout_of(spec: Spec, parameters: Sequence[TensorInfo]) -> Layout:
     if mesh.tp > 1:
         cut_by = {p.name: 0 for p in parameters if p.name.endswith(_OPENING)}
         cut_by |= {p.name: 1 for p in parameters if p.name.endswith(_CLOSING)}
-    ema = spec.training.ema_decay is not None
-    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training.optimizer, ema)
+    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training)
 
 
 def _stages(spec: Spec, parameters: Sequence[TensorInfo]) -> tuple[frozenset[str], ...]:

@@ -48,7 +48,7 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | 
     """Count `parameters`; None for a python model that nobody has described or built yet."""
     if parameters is None:
         return None
-    tensors = state_tensors(parameters, spec.training.optimizer, ema=spec.training.ema_decay is not None)
+    tensors = state_tensors(parameters, spec.training)
     layout = layout_of(spec, parameters)
     place = dict.fromkeys(DIMS, 0)
     stages = [layout.parameter_bytes(names, place, gathered=False) for names in layout.stages]
@@ -94,15 +94,16 @@ def _largest(units: dict[str, list[str]]) -> list[list[str]]:
 def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
     """Return the device memory of one rank.
 
-    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; where FSDP2
-    puts weights together, their gradients are whole for a moment, too. Under autocast the 16-bit copies of the weights
-    live as long as the pass, those of layers that FSDP2 has divided again too: the backward pass multiplies with them.
-    The activations of a model of unknown family are not known and count 0.
+    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; of bf16 ones
+    the update makes fp32 copies. Where FSDP2 puts weights together, their gradients are whole for a moment, too. Under
+    autocast the 16-bit copies of fp32 weights live as long as the pass, those of layers that FSDP2 has divided again
+    too: the backward pass multiplies with them. The activations of a model of unknown family are not known and count 0.
     """
-    mixed = spec.training.precision != "fp32"
+    mixed = spec.training.precision.endswith("-mixed")
+    copied = 2 if spec.training.precision == "bf16" else 0
     return DeviceParts(
         weights_bytes=sizes.rank_parameter_bytes,
-        gradients_bytes=sizes.rank_parameter_bytes,
+        gradients_bytes=(1 + copied) * sizes.rank_parameter_bytes,
         optimizer_bytes=sizes.rank_state_bytes - sizes.rank_parameter_bytes,
         casts_bytes=sizes.stage_parameter_bytes // 2 if mixed else 0,
         gathered_bytes=2 * sizes.gathered_bytes,

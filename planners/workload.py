@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..specs.models import GptModel, Spec, TextDataset
@@ -28,10 +28,12 @@ class Workload:
     def parameters(self) -> list[TensorInfo]:
         """Every parameter in the order of the module."""
         if isinstance(self.model, EncoderShape):
-            return encoder.parameters(self.model)
-        if isinstance(self.model, DiffusionShape):
-            return diffusion.parameters(self.model)
-        return gpt.parameters(self.model)
+            found = encoder.parameters(self.model)
+        elif isinstance(self.model, DiffusionShape):
+            found = diffusion.parameters(self.model)
+        else:
+            found = gpt.parameters(self.model)
+        return [replace(tensor, dtype="BF16") for tensor in found] if self.precision == "bf16" else found
 
     @property
     def forward_flop(self) -> int | None:

@@ -211,6 +211,7 @@ _VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("32", "float32", "fp32-true", "32-true", "float", "no", "full"), "fp32"),
         **dict.fromkeys(("amp_bf16", "mixed", "bf16_mixed", "true"), "bf16-mixed"),
         **dict.fromkeys(("amp_fp16", "16-mixed", "fp16_mixed"), "fp16-mixed"),
+        **dict.fromkeys(("bf16-true", "bfloat16"), "bf16"),
     },
     "training.scheduler.name": {
         **dict.fromkeys(("constant_with_warmup", "none", "const"), "constant"),

@@ -133,8 +133,9 @@ class Training(Block):
     """Samples per rank and pass; the number of passes per step is derived."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Clip the global gradient norm to this; null: no clipping."""
-    precision: Literal["fp32", "bf16-mixed", "fp16-mixed"] = "fp32"
-    """fp32, or bf16 or fp16 autocast over fp32 weights and moments; fp16 with a scaled loss."""
+    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"] = "fp32"
+    """fp32, or bf16 or fp16 autocast over fp32 weights and moments; fp16 with a scaled loss. bf16: weights and
+    gradients in bf16, the update on fp32 copies of the weights with fp32 moments."""
     optimizer: Annotated[AdamW | Sgd, Field(discriminator="name")]
     """The optimizer and its figures."""
     scheduler: Scheduler = Scheduler()

@@ -24,8 +24,8 @@ _VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
     ("evaluation", "dataset", "type"): _DATASETS,
     ("training", "precision"): (
         "the precision",
-        "`fp32`, `bf16-mixed` and `fp16-mixed` work today",
-        (*("bf16", "bf16-true", "bfloat16", "fp16", "fp16-true", "float16", "16", "16-true", "fp8"),),
+        "`fp32`, `bf16-mixed`, `fp16-mixed` and `bf16` work today",
+        ("fp16", "fp16-true", "float16", "16", "16-true", "fp8"),
     ),
 }
 _TIERS = ("peer",)

@@ -29,7 +29,7 @@ training:
   global_batch_size: 16        # samples per step, over all workers
   micro_batch_size: 4          # samples per worker and pass; the passes per step follow from it
   max_grad_norm: 1.0
-  precision: fp32              # fp32, bf16-mixed or fp16-mixed
+  precision: fp32              # fp32, bf16-mixed, fp16-mixed or bf16
   optimizer: {name: adamw, lr: 1e-3}
   scheduler: {name: cosine, warmup_steps: 10}
 

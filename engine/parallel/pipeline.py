@@ -120,12 +120,13 @@ def _seq_len(spec: Spec) -> int:
 def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[Tensor, Tensor]:
     """What one micro-batch is where it enters and where it leaves a stage.
 
-    Between layers it is fp32 in all precisions, for autocast leaves the sums of the residual stream alone.
+    Between layers it is as wide as the weights: autocast leaves the sums of the residual stream alone.
     """
     assert isinstance(spec.model, GptModel)
     samples, length = spec.training.micro_batch_size, _seq_len(spec)
     between = length // spec.strategy.tp if cuts_sequence(spec) else length
-    hidden = torch.empty(samples, between, spec.model.d_model, device=device, requires_grad=True)
+    wide = torch.bfloat16 if spec.training.precision == "bf16" else torch.float32
+    hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
     entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
     logits = (samples, length, spec.model.vocab_size)
     leaving = (

@@ -1,19 +1,22 @@
 """The built-in decoder: its tensors are the planner's, and it computes what a causal decoder should."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 from tests.engine.build import gpt
 from torch import Tensor
 
+from dtrain.engine.masters import lower
 from dtrain.engine.models.gpt import Gpt, rotate
 from dtrain.engine.optim import build_optimizer
 from dtrain.engine.profile import parameters_of
 from dtrain.engine.state import TrainState, infos
 from dtrain.planners.gpt import parameters
 from dtrain.planners.state import state_tensors
-from dtrain.specs.models import AdamW, GptModel, Sgd, Spec
+from dtrain.planners.workload import Workload
+from dtrain.specs.models import AdamW, GptModel, Sgd, Spec, Training
 
 SPECS = {
     "default": gpt(),
@@ -44,15 +47,25 @@ def test_the_planner_knows_every_parameter_in_order(spec: GptModel) -> None:
 
 
 @every_spec
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("ema", [None, 0.9])
 @pytest.mark.parametrize(
     "optimizer",
     [AdamW(name="adamw", lr=1), Sgd(name="sgd", lr=1), Sgd(name="sgd", lr=1, momentum=0.5)],
     ids=["adamw", "sgd", "momentum"],
 )
-def test_the_planner_knows_the_whole_state_to_the_byte(spec: GptModel, optimizer: AdamW | Sgd) -> None:
+def test_the_planner_knows_the_whole_state_to_the_byte(
+    spec: GptModel, optimizer: AdamW | Sgd, ema: float | None, precision: Literal["fp32", "bf16"]
+) -> None:
+    training = Training(
+        global_batch_size=1, micro_batch_size=1, optimizer=optimizer, precision=precision, ema_decay=ema
+    )
     model = Gpt(spec)
-    live = infos(TrainState(model, build_optimizer(model, optimizer)).constant())
-    planned = state_tensors(parameters(spec), optimizer)
+    if precision == "bf16":
+        lower(model)
+    optimized = build_optimizer(model, optimizer, ema=ema is not None, masters=precision == "bf16")
+    live = infos(TrainState(model, optimized).constant())
+    planned = state_tensors(Workload(spec, 1, 8, precision).parameters, training)
     assert sorted(live, key=lambda t: t.name) == sorted(planned, key=lambda t: t.name)
 
 

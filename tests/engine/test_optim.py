@@ -183,13 +183,13 @@ def test_a_run_of_one_step_has_the_last_rate(name: Any) -> None:
 def test_gradients_are_clipped_to_the_limit_and_the_norm_before_is_told(limit: float | None, scale: float) -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
-    assert float(clip_gradients(model, limit)) == pytest.approx(5.0)
+    assert float(clip_gradients(model.parameters(), limit)) == pytest.approx(5.0)
     torch.testing.assert_close(model.weight.grad, torch.tensor([[3.0, 4.0]]) * scale, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_no_gradients_have_the_norm_zero(limit: float | None) -> None:
-    assert float(clip_gradients(nn.Linear(2, 1), limit)) == 0.0
+    assert float(clip_gradients(nn.Linear(2, 1).parameters(), limit)) == 0.0
 
 
 @every_optimizer

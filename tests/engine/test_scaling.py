@@ -46,6 +46,6 @@ def test_what_is_scaled_is_unscaled(scale: float) -> None:
     model = nn.Linear(3, 2)
     (model(torch.ones(1, 3)).sum() * scale).backward()
     expected = model.weight.grad.clone() / scale
-    unscale(model, scale)
+    unscale(model.parameters(), scale)
     assert torch.equal(model.weight.grad, expected)
-    unscale(nn.Linear(1, 1), scale)
+    unscale(nn.Linear(1, 1).parameters(), scale)

@@ -102,6 +102,8 @@ JOBS = {
     "gpt": GPT,
     "bf16": {**GPT, "training": {"precision": "bf16-mixed"}},
     "fp16": {**GPT, "training": {"precision": "fp16-mixed"}},
+    "bf16 weights": {**GPT, "training": {"precision": "bf16", "max_grad_norm": 0.5, "ema_decay": 0.9}},
+    "bf16 weights of one's own": {"training": {"precision": "bf16"}},
     "average": {"training": {"ema_decay": 0.9}},
     "momentum": {"training": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}}},
     "one pass": {"training": {"micro_batch_size": 16}},

@@ -59,7 +59,7 @@ def test_the_pieces_of_all_ranks_make_up_every_tensor_once(degrees: dict[str, An
     for rank in range(layout.mesh.world):
         for piece in own(layout.held(rank), rank):
             boxes.setdefault(piece.tensor.name, []).append((piece.offset, piece.shape))
-    tensors = state_tensors(work.parameters, spec.training.optimizer)
+    tensors = state_tensors(work.parameters, spec.training)
     assert boxes.keys() == {tensor.name for tensor in tensors}
     for tensor in tensors:
         if tensor.shape:

@@ -12,10 +12,9 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "jsonl": ("{type: text,", "{type: jsonl,", "dataset.type", "`text` and `python`"),
     "tokens": ("{type: text,", "{type: tokens,", "dataset.type", "`text` and `python`"),
     "hf data": ("{type: text,", "{type: hf,", "dataset.type", "`text` and `python`"),
-    "bf16": ("training:\n", "training:\n  precision: bf16\n", "training.precision", "`bf16-mixed`"),
-    "bf16-true": ("training:\n", "training:\n  precision: bf16-true\n", "training.precision", "`bf16-mixed`"),
-    "fp16": ("training:\n", "training:\n  precision: fp16\n", "training.precision", "`bf16-mixed`"),
-    "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`bf16-mixed`"),
+    "fp8": ("training:\n", "training:\n  precision: fp8\n", "training.precision", "`bf16`"),
+    "fp16": ("training:\n", "training:\n  precision: fp16\n", "training.precision", "`fp16-mixed`"),
+    "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`fp16-mixed`"),
     "cp": ("name: t", "strategy: {cp: 2}", "strategy.cp", "`dp_replicate`"),
     "ep": ("name: t", "strategy: {ep: 1}", "strategy.ep", "`dp_replicate`"),
     "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
@@ -42,7 +41,7 @@ def test_what_is_planned_is_refused_by_name(desk: Desk, name: str) -> None:
 
 def test_planned_words_are_refused_together(desk: Desk) -> None:
     changes = [
-        (old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "bf16", "elastic", "peer")
+        (old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "fp8", "elastic", "peer")
     ]
     problems = desk.problems(changed(*changes))
     assert [problem.key for problem in problems] == [
