@@ -129,3 +129,25 @@ def test_saved_by_any_strategy_it_is_resumed_by_any_other(tmp_path: Path, alone:
         assert loaded == stored[:-1]
         assert len(set(stored)) == len(CHAIN) + 1
         job.assert_nothing_left()
+
+
+@pytest.mark.campaign
+def test_bf16_weights_and_their_copies_are_cut_killed_and_resumed_alike(
+    spread: tuple[Job, Job], alone: dict[bool, dict[int, float]]
+) -> None:
+    """Weights, fp32 copies, moments and averages, by tensor parallel with FSDP2, then in a pipeline, then by DDP."""
+    unbroken, job = spread
+    for ours, fault in ((unbroken, ""), (job, fail_at(1, 4, "window.backward"))):
+        words = ["training.precision=bf16", "training.ema_decay=0.9", *STRATEGIES["tensor and fsdp"]]
+        ended = ours.do("run", "spec.yaml", *words, fault=fault)
+        assert ended.code == 0, ended.said
+    assert_same(job, unbroken)
+    for steps, name in enumerate(("pipeline and replicas, interleaved", "pipeline and tensor", "ddp"), STEPS + 1):
+        ended = job.do("resume", "run", f"max_steps={steps}", *BACK, *STRATEGIES[name])
+        assert ended.code == 0, (name, ended.said)
+    for step, loss in job.losses().items():
+        assert math.isclose(loss, alone[False][step], rel_tol=1e-2), (step, loss, alone[False][step])
+    stored = [event["state_digest"] for event in job.events("finished")]
+    loaded = [event["state_digest"] for event in job.events("restored")]
+    assert loaded[1:] == stored[:-1]
+    job.assert_nothing_left()
