@@ -10,5 +10,5 @@ PASS_DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp16-mixed"
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Around forward passes of this precision."""
-    mixed = precision.endswith("-mixed")
+    mixed = precision != "fp32"
     return torch.autocast(device.type, dtype=PASS_DTYPES[precision] if mixed else None, enabled=mixed)
