@@ -83,9 +83,11 @@ class Nursery:
             link.close()
             return
         link.setblocking(True)
-        pid = os.fork()
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # else one that comes before a child has its own
+        pid = os.fork()  # handlers is ignored as the nursery ignores it, and the worker goes on alone
         if pid == 0:
             self._become_worker(json.loads(request), descriptors[0], link)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         os.close(descriptors[0])
         with contextlib.suppress(OSError):  # a stand-in that is gone is noticed by its silence
             link.sendall(FORKED)
@@ -133,6 +135,7 @@ class Nursery:
                 os.close(sibling.ended)
             for number in FORWARDED:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             gc.unfreeze()
             os.environ.clear()
             os.environ.update(request["environment"], **{LAUNCHER: str(launcher)})

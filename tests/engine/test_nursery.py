@@ -37,7 +37,11 @@ def run():
         open(rest[0], "w").close()
     time.sleep(60)
 
-worker.run = run
+def setsid(real=os.setsid):
+    time.sleep(0.1)  # a child takes a moment until it is a worker
+    real()
+
+worker.run, os.setsid = run, setsid
 nursery.main(sys.argv[1:])
 """
 
@@ -101,6 +105,13 @@ def test_signals_go_on_to_the_worker_which_shows_who_it_is(nursery: NurseryProce
     assert worker.environ()["RANK"] == "3"
     process.terminate()
     assert process.wait(20) == 75
+
+
+def test_a_signal_to_a_worker_that_is_only_just_forked_is_not_lost(nursery: NurseryProcess, tmp_path: Path) -> None:
+    process = stand_in(nursery, tmp_path, "sleep")
+    wait(lambda: worker_of(nursery) is not None, "the child")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
 
 
 def test_a_worker_does_not_outlive_its_stand_in(nursery: NurseryProcess, tmp_path: Path) -> None:
