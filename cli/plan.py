@@ -55,9 +55,9 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     import_paths = (str(Path.cwd()), str(spec_folder.resolve()))
     add_import_paths(*import_paths)
     try:
-        parameters, measured = profile(spec, import_paths)
+        parameters, cuts, measured = profile(spec, import_paths)
     except (UserCodeError, DataError) as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
-    return show(make_plan(spec, this_machine(spec, look=False), measured, parameters), as_json)
+    return show(make_plan(spec, this_machine(spec, look=False), measured, parameters, cuts), as_json)

@@ -289,12 +289,12 @@ def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
     from ..engine.profile import count_apart
 
     try:
-        parameters = count_apart(spec, import_paths)
+        parameters, cuts = count_apart(spec, import_paths)
     except UserCodeError as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
-    return make_plan(spec, this_machine(spec), None, parameters)
+    return make_plan(spec, this_machine(spec), None, parameters, cuts)
 
 
 def _going_on(run: RunDir, plan: Plan) -> Plan:

@@ -21,6 +21,7 @@ from .data.text import DataError
 from .masters import lower
 from .models.build import build_model, compute_loss, to_device
 from .optim import Average, build_optimizer
+from .parallel import own
 from .parallel.pipeline import schedule_of
 from .parallel.wrap import Spread, fill, replicated, spread
 from .passes import Loop, Passes, Pipeline, Unwatched, Watch
@@ -105,9 +106,15 @@ def assemble(spec: Spec, context: Context) -> Parts:
     held_out = None
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
+    line = None
     if not by_name and context.device_mesh is not None:
-        _check_can_be_cut(model, spec, batches, context)
-    spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank)
+        batch = to_device(batches.get(0, 0), context.device)
+        _check_can_be_cut(model, spec, batch, context)
+        if context.mesh.tp * context.mesh.pp > 1:
+            place = context.mesh.place(context.rank)["pp"]
+            precision = partial(context.autocast, spec.training.precision)
+            line = own.cut(model, spec, context.device_mesh["tp"], place, batch, precision)
+    spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank, line)
     if by_name:
         fill(spread_out, spec, context.mesh, context.device, context.rank)
     training = spec.training
@@ -129,11 +136,10 @@ def assemble(spec: Spec, context: Context) -> Parts:
 def _passes(found: Spread, spec: Spec, context: Context) -> Passes:
     if context.device_mesh is None:
         return Loop(replicated(found.model, spec))
-    if not found.parts:
+    if found.line is None:
         return Loop(found.model)
-    place = context.mesh.place(context.rank)["pp"]
     group = context.device_mesh["pp"].get_group()
-    return Pipeline(found.model, *schedule_of(found.parts, spec, place, context.device, group))
+    return Pipeline(found.model, found.line, *schedule_of(found.line, spec, context.device, group))
 
 
 def _check_same_data(parts: Parts, context: Context) -> None:
@@ -169,24 +175,24 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
     return frozenset(f"model.{name}" for name in moved | _put_back(model, kept))
 
 
-def _check_can_be_cut(model: nn.Module, spec: Spec, batches: Batches, context: Context) -> None:
-    """Raise StateError for a model of one's own that FSDP2 would harm in silence, or not take.
+def _check_can_be_cut(model: nn.Module, spec: Spec, batch: Any, context: Context) -> None:
+    """Raise StateError for a model of one's own that cutting would harm in silence, or that FSDP2 does not take.
 
     What a forward pass writes into a parameter is lost when the layer is divided again; so one pass is made before.
     """
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
+        if parameter.dim() == 0 and context.mesh.data_parallel > 1:
             raise StateError(f"model.{name} is a single number, which dp_shard cannot divide: give it the shape [1]")
     kept = {name: tensor.detach().clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     _stir(model)
     versions = {name: parameter._version for name, parameter in model.named_parameters()}
     with torch.no_grad(), context.autocast(spec.training.precision):
-        compute_loss(model, to_device(batches.get(0, 0), context.device))
+        compute_loss(model, batch)
     moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}
     if changed := sorted(moved | _put_back(model, kept)):
         raise StateError(
-            f"the model changes model.{changed[0]} in its forward pass, which is lost where dp_shard divides it: "
-            "keep it in a buffer (register_buffer), or use dp_shard: 1"
+            f"the model changes model.{changed[0]} in its forward pass, which is lost where dp_shard, tp or pp divide "
+            "it: keep it in a buffer (register_buffer), or use dp_replicate alone"
         )
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # fully_shard takes no others

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..tiers import faults
 from .context import Context
 from .models.build import compute_loss
-from .parallel.pipeline import ScaledLoss, Schedule, Stage
+from .parallel.pipeline import Line, ScaledLoss, Schedule, Stage
 from .snapshot import Snapshots
 from .timing import StepClock
 
@@ -115,21 +115,25 @@ class Loop(Passes):
 class Pipeline(Passes):
     """All micro-batches of a step through this rank's stages, in the order of a schedule."""
 
-    def __init__(self, model: nn.Module, schedule: Schedule, stages: Sequence[Stage], loss: ScaledLoss) -> None:
+    def __init__(
+        self, model: nn.Module, line: Line, schedule: Schedule, stages: Sequence[Stage], loss: ScaledLoss
+    ) -> None:
         """`model` holds the modules of the stages under their names."""
-        self.wrapped, self.schedule, self.stages, self.loss, self.scale = model, schedule, stages, loss, 1.0
+        self.wrapped, self.line, self.schedule, self.stages, self.loss = model, line, schedule, stages, loss
+        self.scale = 1.0
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
 
     def run(self, batches: Iterator[Any], count: int, watch: Watch | Unwatched, precision: Precision) -> Tensor | None:
         """As `Passes.run`; the loss is known on the last stage."""
-        tokens = torch.cat([next(batches) for _ in range(count)])
+        pairs = [self.line.ends(next(batches)) for _ in range(count)]
+        entering, targets = (torch.cat(halves) for halves in zip(*pairs, strict=True))
         for stage in self.stages:
             stage.watcher = watch
         losses: list[Tensor] = []
         self.loss.factor = self.scale
-        inputs = (tokens[:, :-1],) if self.first else ()
-        target: dict[str, Any] = {"target": tokens[:, 1:], "losses": losses} if self.last else {}
+        inputs = (entering,) if self.first else ()
+        target: dict[str, Any] = {"target": targets, "losses": losses} if self.last else {}
         with precision():
             self.schedule.step(*inputs, return_outputs=False, **target)
         return torch.stack([loss.detach() for loss in losses]).mean() / self.scale if self.last else None

@@ -19,6 +19,7 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import nn
 
+from ..planners.layout import Cuts
 from ..planners.machine import Measured
 from ..planners.shards import TensorInfo
 from ..specs.codes import Code
@@ -32,6 +33,7 @@ from .forks import LAUNCHER, die_with_parent
 from .masters import lower, updated_by
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
+from .parallel.own import cuts_of
 from .precision import autocast
 from .state import infos, seed_everything
 
@@ -45,6 +47,10 @@ T = TypeVar("T")
 
 def parameters_of(spec: Spec) -> list[TensorInfo]:
     """The model's parameters; built without memory where its code allows that."""
+    return _parameters(_built(spec))
+
+
+def _built(spec: Spec) -> nn.Module:
     try:
         with torch.device("meta"):
             model = build_model(spec.model)
@@ -52,15 +58,15 @@ def parameters_of(spec: Spec) -> list[TensorInfo]:
         model = build_model(spec.model)  # its constructor needs real tensors
     if spec.training.precision == "bf16":
         lower(model)
-    return _parameters(model)
+    return model
 
 
 def _parameters(model: nn.Module) -> list[TensorInfo]:
     return infos({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
-def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
-    """`parameters_of` in a process of its own, so that people's code does not run in the launcher.
+def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None]:
+    """`parameters_of`, and `cuts_of`, in a process of its own, so that people's code does not run in the launcher.
 
     Raises UserCodeError or UserCodeFailed with what that process said.
     """
@@ -73,7 +79,12 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> list[TensorInfo]:
         raise UserCodeError(said.strip())
     if process.returncode != 0:
         raise UserCodeFailed(said.strip())
-    return [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(output.splitlines()[-1])]
+    said = json.loads(output.splitlines()[-1])
+    cuts = said["cuts"]
+    return (
+        [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in said["parameters"]],
+        None if cuts is None else Cuts(cuts["cut_by"], tuple(map(frozenset, cuts["stages"]))),
+    )
 
 
 def _ask(spec: Spec, import_paths: tuple[str, ...], what: str) -> subprocess.Popen[str]:
@@ -101,7 +112,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Measured]:
+def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None, Measured]:
     """Run a few passes of one rank here and time them (medians, after a warm-up).
 
     On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory. The exchange of
@@ -121,7 +132,7 @@ def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo]
         optimizer_s=optimizer_s,
         copy_bytes_per_s=_copy_speed() if device.type == "cpu" else None,
     )
-    return _parameters(rank.model), measured
+    return _parameters(rank.model), cuts_of(spec, rank.model), measured
 
 
 class _Rank:
@@ -229,7 +240,7 @@ def _copy_speed() -> float:
 
 
 def main() -> int:
-    """Answer `count_apart` with the parameters as JSON, or keep a core busy as a neighbour of `profile`."""
+    """Answer `count_apart` with the parameters and cuts as JSON, or keep a core busy as a neighbour of `profile`."""
     die_with_parent()
     request = json.loads(sys.stdin.readline())
     add_import_paths(*request["import_paths"], str(Path.cwd()))
@@ -237,11 +248,16 @@ def main() -> int:
     try:
         if request["what"] == BESIDE:
             _compute_on(spec)
-        found = parameters_of(spec)
+        model = _built(spec)
+        found, cuts = _parameters(model), cuts_of(spec, model)
     except (UserCodeError, UserCodeFailed) as error:
         sys.stderr.write(str(error))
         return int(Code.BAD_SPEC if isinstance(error, UserCodeError) else Code.FAILED)
-    sys.stdout.write("\n" + json.dumps([[info.name, info.dtype, list(info.shape)] for info in found]) + "\n")
+    said = {
+        "parameters": [[info.name, info.dtype, list(info.shape)] for info in found],
+        "cuts": cuts and {"cut_by": dict(cuts.cut_by), "stages": [sorted(stage) for stage in cuts.stages]},
+    }
+    sys.stdout.write("\n" + json.dumps(said) + "\n")
     return 0
 
 

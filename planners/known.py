@@ -10,6 +10,7 @@ from .costs import Costs, checkpoint_costs
 from .devices import Rates, rates, with_digest
 from .evaluation import EvaluationPlan, plan_evaluation
 from .layers import stages_per_rank, windows_per_step
+from .layout import Cuts
 from .machine import Machine, Measured
 from .shards import TensorInfo
 from .sizes import Sizes, count_sizes
@@ -64,11 +65,17 @@ class Known:
         return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores)
 
 
-def know(spec: Spec, machine: Machine, measured: Measured | None, parameters: Sequence[TensorInfo] | None) -> Known:
-    """Put together what is known; `measured` and `parameters` as for `make_plan`."""
+def know(
+    spec: Spec,
+    machine: Machine,
+    measured: Measured | None,
+    parameters: Sequence[TensorInfo] | None,
+    cuts: Cuts | None = None,
+) -> Known:
+    """Put together what is known; `measured`, `parameters` and `cuts` as for `make_plan`."""
     reached = rates(machine, spec.cluster, spec.training.precision, measured)
     work = workload(spec)
-    sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters)
+    sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters, cuts)
     times = step_times(spec, reached, work, sizes, measured)
     bandwidth = _channel_bytes_per_s(spec, reached, measured)
     windows = _windows(spec, machine, reached, times, bandwidth)

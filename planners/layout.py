@@ -9,7 +9,7 @@ has its layers' tensors only. Moments are cut as their parameter; step counters 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..specs.models import GptModel, Spec, Training
@@ -25,6 +25,16 @@ FEW_RANKS = 64
 """Up to this many ranks are counted one by one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """What the plan of a model of one's own cuts; how the built-in decoder is cut follows from the names."""
+
+    cut_by: Mapping[str, int]
+    """Dimension along which tensor parallel cuts a parameter."""
+    stages: tuple[frozenset[str], ...]
+    """Names of the parameters on each rank of a pipeline; one set of all names without one."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How the parameters of one job lie on its ranks."""
@@ -32,7 +42,7 @@ class Layout:
     mesh: Mesh
     stages: tuple[frozenset[str], ...]
     """Names of the parameters on each rank of a pipeline; one set of all names without one."""
-    cut_by: dict[str, int]
+    cut_by: Mapping[str, int]
     """Dimension along which tensor parallel cuts a parameter."""
     parameters: tuple[TensorInfo, ...]
     training: Training
@@ -42,12 +52,10 @@ class Layout:
         offset, shape = [0] * len(tensor.shape), [*tensor.shape]
         if of in self.cut_by and self.mesh.tp > 1 and tensor.shape:
             dim = self.cut_by[of]
-            shape[dim] //= self.mesh.tp
-            offset[dim] = place["tp"] * shape[dim]
+            offset[dim], shape[dim] = _part(shape[dim], self.mesh.tp, place["tp"])
         if self.mesh.dp_shard > 1 and tensor.shape:
-            chunk = -(-shape[0] // self.mesh.dp_shard)
-            first = min(place["dp_shard"] * chunk, shape[0])
-            offset[0], shape[0] = offset[0] + first, min(chunk, shape[0] - first)
+            first, shape[0] = _part(shape[0], self.mesh.dp_shard, place["dp_shard"])
+            offset[0] += first
         if 0 in shape and 0 not in tensor.shape:
             return None
         return Held(tensor, tuple(offset), tuple(shape), ())
@@ -90,6 +98,13 @@ class Layout:
         return sum(box.nbytes for box in boxes if box is not None)
 
 
+def _part(size: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Begin and length of what one of `ranks` gets of a dimension: the last ones may get less, or nothing."""
+    chunk = -(-size // ranks)
+    first = min(rank * chunk, size)
+    return first, min(chunk, size - first)
+
+
 class _Alike:
     """Who holds the same as one rank, found once for each set of dimensions."""
 
@@ -104,9 +119,11 @@ class _Alike:
         return self._found[cut]
 
 
-def layout_of(spec: Spec, parameters: Sequence[TensorInfo]) -> Layout:
-    """How the strategy of a spec lays these parameters out."""
+def layout_of(spec: Spec, parameters: Sequence[TensorInfo], cuts: Cuts | None = None) -> Layout:
+    """How the strategy of a spec lays these parameters out; `cuts` are those of a model with a plan of its own."""
     mesh = mesh_of(spec)
+    if cuts is not None:
+        return Layout(mesh, cuts.stages, cuts.cut_by, tuple(parameters), spec.training)
     cut_by: dict[str, int] = {}
     if mesh.tp > 1:
         cut_by = {p.name: 0 for p in parameters if p.name.endswith(_OPENING)}

@@ -12,6 +12,7 @@ from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, T
 from .expected import KINDS, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
 from .intervals import Interval
 from .known import Known, know
+from .layout import Cuts
 from .machine import Machine, Measured
 from .memory import SNAPSHOTS_KEPT, MemoryNeed, memory_need
 from .mesh import mesh_of
@@ -30,20 +31,21 @@ def make_plan(
     machine: Machine,
     measured: Measured | None = None,
     parameters: Sequence[TensorInfo] | None = None,
+    cuts: Cuts | None = None,
 ) -> Plan:
     """Plan one run of `spec` on nodes like `machine`.
 
     `measured` replaces the tables' times and rates: a run that has timed its first steps calls this again with what
     it saw, everything else unchanged. `parameters` are the tensors of the model as built; without them a python model
     is counted by its `like`, and if it has none its sizes and bytes per window are None, and without `measured` its
-    times are.
+    times are. `cuts` say how a python model is cut, where tp or pp do that.
     """
     if spec.micro_batches < 1:
         raise ValueError(
             f"training.global_batch_size {spec.training.global_batch_size} is less than one micro-batch of "
             f"{spec.training.micro_batch_size} on each of {spec.world_size} ranks"
         )
-    known = know(spec, machine, measured, parameters)
+    known = know(spec, machine, measured, parameters, cuts)
     every = tier_intervals(known)
     tiers = tuple(_tier(known, tier, every[tier.type]) for tier in spec.tiers)
     steps = {kind: interval.steps for kind, interval in every.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..specs.models import Spec
 from .activations import rank_activation_bytes
 from .gpt import parameter_count
-from .layout import Layout, largest_shard, layout_of
+from .layout import Cuts, Layout, largest_shard, layout_of
 from .memory import DeviceParts
 from .mesh import DIMS
 from .shards import TensorInfo
@@ -44,12 +44,12 @@ class Sizes:
         return self.rank_parameter_bytes * self.state_bytes // max(1, self.parameter_bytes)
 
 
-def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None) -> Sizes | None:
+def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None, cuts: Cuts | None = None) -> Sizes | None:
     """Count `parameters`; None for a python model that nobody has described or built yet."""
     if parameters is None:
         return None
     tensors = state_tensors(parameters, spec.training)
-    layout = layout_of(spec, parameters)
+    layout = layout_of(spec, parameters, cuts)
     place = dict.fromkeys(DIMS, 0)
     stages = [layout.parameter_bytes(names, place, gathered=False) for names in layout.stages]
     most = stages.index(max(stages))

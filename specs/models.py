@@ -41,6 +41,8 @@ class PythonModel(Block):
     """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the callable."""
+    plan: Annotated[str, Field(pattern=ENTRY_PATTERN)] | None = None
+    """`module:callable` that is given the model and says how `tp` and `pp` cut it; see docs/strategies.md."""
     like: DecoderShape | EncoderShape | DiffusionShape | None = Field(default=None, discriminator="family")
     """What the plan takes the model for: its family and sizes. The code alone says what is trained."""
 

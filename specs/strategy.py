@@ -9,7 +9,11 @@ from .tree import Finding
 from .view import View
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "pp")
-_MODEL_DEGREES = {"tp": "tensor parallel", "pp": "pipeline parallel"}
+_MODEL_DEGREES = {
+    "tp": ("tensor parallel", '{"tp": {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}}'),
+    "pp": ("pipeline parallel", '{"pp": ["embedding", "layers.0", …, "head"], "loss": F.cross_entropy}'),
+}
+"""What each is called, and what a plan of one's own returns for it."""
 
 
 def _degrees(view: View) -> Iterator[Finding]:
@@ -87,12 +91,18 @@ def _batch(view: View) -> Iterator[Finding]:
 
 
 def _kind_of_model(view: View) -> Iterator[Finding]:
-    """Only the decoder that is built in says how it is cut."""
-    for key, name in _MODEL_DEGREES.items():
+    """Only the decoder that is built in says how it is cut; others name code that does."""
+    if view.get("model", "type") != "python" or view.get("model", "plan") is not None:
+        return
+    for key, (name, returned) in _MODEL_DEGREES.items():
         degree = view.whole("strategy", key)
-        if degree is not None and degree > 1 and view.get("model", "type") == "python":
-            message = f"{name} is not yet supported for a model of type `python`: it would have to name its own plan"
-            yield Finding(("strategy", key), message, f"use {key}: 1, and dp_shard to divide its parameters")
+        if degree is not None and degree > 1:
+            message = f"{name} needs to be told how a model of type `python` is cut"
+            hint = (
+                f"set model.plan: module:callable, of a function plan(model) that returns {returned} "
+                f"(docs/strategies.md); or use {key}: 1, and dp_shard to divide its parameters"
+            )
+            yield Finding(("strategy", key), message, hint)
 
 
 def _tensor_parallel(view: View) -> Iterator[Finding]:

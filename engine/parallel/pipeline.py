@@ -6,12 +6,13 @@ Stage s of p·v lies on rank s modulo p of the pipeline, so that with v = 1 each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -35,14 +36,40 @@ class Watcher(Protocol):
         """Around a backward pass of one micro-batch."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """One stage, and what one micro-batch is where it enters and where it leaves it: tensors without memory."""
+
+    module: nn.Module
+    index: int
+    entering: Tensor
+    leaving: Tensor
+
+
+@dataclass(frozen=True)
+class Line:
+    """The stages of a pipeline, as one rank has them."""
+
+    parts: Sequence[Part]
+    """This rank's, in the order of the stages."""
+    total: int
+    """Stages over all ranks."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Mean loss of what leaves the last stage, for what `ends` holds it against."""
+    ends: Callable[[Any], tuple[Tensor, Tensor]]
+    """From a batch to what enters the first stage and what the loss needs beside the output of the last one."""
+
+
 class ScaledLoss:
     """The loss of the last stage, times a factor."""
 
-    factor = 1.0
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """The factor is 1."""
+        self.loss, self.factor = loss, 1.0
 
-    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of logits [B, T, vocab] for token ids [B, T], scaled."""
-        return next_token_loss(logits, targets) * self.factor
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss, scaled."""
+        return self.loss(output, targets) * self.factor
 
 
 class Stage(PipelineStage):
@@ -61,7 +88,7 @@ class Stage(PipelineStage):
             super().backward_one_chunk(*args, **kwargs)
 
 
-def split(model: Gpt, spec: Spec, pp_rank: int) -> list[GptPart]:
+def split(model: Gpt, spec: Spec, pp_rank: int) -> Line:
     """Take out of the whole decoder the stages of one rank, and everything else out of `model`.
 
     The model stays the container in which parameters have their names; the stages hold the same modules.
@@ -78,7 +105,16 @@ def split(model: Gpt, spec: Spec, pp_rank: int) -> list[GptPart]:
         model.embedding = None
     if len(ranges) - 1 not in mine:
         model.norm, model.head = None, None
-    return parts
+    total = len(ranges)
+    made = [
+        Part(part, stage, *_shapes(spec, stage == 0, stage == total - 1))
+        for stage, part in zip(mine, parts, strict=True)
+    ]
+    for part in made:
+        length = part.leaving.shape[1] if part.index == total - 1 else _seq_len(spec)
+        assert isinstance(part.module, GptPart)
+        part.module.length = length
+    return Line(made, total, next_token_loss, lambda tokens: (tokens[:, :-1], tokens[:, 1:]))
 
 
 def _part(model: Gpt, layers: range, *, first: bool, last: bool) -> GptPart:
@@ -92,20 +128,20 @@ def _part(model: Gpt, layers: range, *, first: bool, last: bool) -> GptPart:
 
 
 def schedule_of(
-    parts: Sequence[GptPart], spec: Spec, pp_rank: int, device: torch.device, group: ProcessGroup
+    line: Line, spec: Spec, device: torch.device, group: ProcessGroup
 ) -> tuple[Schedule, list[Stage], ScaledLoss]:
     """The schedule of one step, this rank's stages, and the loss of the last one.
 
     The shapes that travel between stages are given: torch would else let the ranks send each other pickled ones.
     """
-    pp, total = spec.strategy.pp, spec.strategy.pp * stages_per_rank(spec.strategy)
-    stages = []
-    for turn, part in enumerate(parts):
-        index = pp_rank + turn * pp
-        entering, leaving = _shapes(spec, device, index == 0, index == total - 1)
-        part.length = leaving.shape[1] if index == total - 1 else _seq_len(spec)
-        stages.append(Stage(part, index, total, device, input_args=entering, output_args=leaving, group=group))
-    kind, n, loss = spec.strategy.pp_schedule, spec.micro_batches, ScaledLoss()
+    stages = [
+        Stage(
+            part.module, part.index, line.total, device,
+            input_args=part.entering, output_args=part.leaving, group=group,
+        )
+        for part in line.parts
+    ]  # fmt: skip
+    kind, n, loss = spec.strategy.pp_schedule, spec.micro_batches, ScaledLoss(line.loss)
     if kind == "interleaved-1f1b":
         return ScheduleInterleaved1F1B([*stages], n, loss_fn=loss), stages, loss
     made = ScheduleGPipe if kind == "gpipe" else Schedule1F1B
@@ -117,7 +153,7 @@ def _seq_len(spec: Spec) -> int:
     return spec.dataset.seq_len
 
 
-def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[Tensor, Tensor]:
+def _shapes(spec: Spec, first: bool, last: bool) -> tuple[Tensor, Tensor]:
     """What one micro-batch is where it enters and where it leaves a stage.
 
     Between layers it is as wide as the weights: autocast leaves the sums of the residual stream alone.
@@ -126,12 +162,9 @@ def _shapes(spec: Spec, device: torch.device, first: bool, last: bool) -> tuple[
     samples, length = spec.training.micro_batch_size, _seq_len(spec)
     between = length // spec.strategy.tp if cuts_sequence(spec) else length
     wide = torch.bfloat16 if spec.training.precision == "bf16" else torch.float32
-    hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device=device, requires_grad=True)
-    entering = torch.empty(samples, length, dtype=torch.int64, device=device) if first else hidden
+    hidden = torch.empty(samples, between, spec.model.d_model, dtype=wide, device="meta", requires_grad=True)
+    entering = torch.empty(samples, length, dtype=torch.int64, device="meta") if first else hidden
     logits = (samples, length, spec.model.vocab_size)
-    leaving = (
-        torch.empty(logits, dtype=PASS_DTYPES[spec.training.precision], device=device, requires_grad=True)
-        if last
-        else hidden
-    )
+    narrow = PASS_DTYPES[spec.training.precision]
+    leaving = torch.empty(logits, dtype=narrow, device="meta", requires_grad=True) if last else hidden
     return entering, leaving

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ...planners.activations import cuts_sequence
 from ...planners.mesh import Mesh
 from ...specs.models import PythonModel, Spec
-from ..models.gpt import Gpt, GptPart, draw_weights, tie
+from ..models.gpt import Gpt, draw_weights, tie
 from . import pipeline, tensor
+from .pipeline import Line
 from .units import compile_units, recompute, units
 
 
@@ -25,32 +25,39 @@ class Spread:
 
     model: nn.Module
     """Holds this rank's parameters under their names; it is what is called for a loss unless there are stages."""
-    parts: list[GptPart] = field(default_factory=list)
-    """Stages of a pipeline that this rank holds."""
+    line: Line | None = None
+    """The stages of a pipeline that this rank holds."""
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """What together holds all parameters: the stages, or the model."""
+        return [self.model] if self.line is None else [part.module for part in self.line.parts]
 
 
-def spread(model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | None, rank: int) -> Spread:
+def spread(
+    model: nn.Module, spec: Spec, mesh: Mesh, device_mesh: DeviceMesh | None, rank: int, line: Line | None = None
+) -> Spread:
     """Cut `model`, whole and the same on every rank, or without memory, in place.
 
-    Tensor parallel first, then the stages, then the layers' own forward passes, then data parallel: the order in which
-    each sees what the one before has made of a parameter.
+    A model of one's own comes cut by tensor parallel, and into the stages `line`, already. Tensor parallel first, then
+    the stages, then the layers' own forward passes, then data parallel: the order in which each sees what the one
+    before has made of a parameter.
     """
     strategy = spec.strategy
-    parts: list[GptPart] = []
     if device_mesh is not None and mesh.tp > 1 and isinstance(model, Gpt):
         tensor.parallelize(model, device_mesh["tp"], sequence=cuts_sequence(spec))
     if mesh.pp > 1 and isinstance(model, Gpt):
-        parts = pipeline.split(model, spec, mesh.place(rank)["pp"])
+        line = pipeline.split(model, spec, mesh.place(rank)["pp"])
+    found = Spread(model, line)
     if strategy.activation_checkpointing == "full":
         recompute(model)
     if strategy.compile:
         compile_units(model)
     if device_mesh is not None and mesh.data_parallel > 1:
         over = device_mesh["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else device_mesh["dp_shard"]
-        roots: Sequence[nn.Module] = parts or [model]
-        for root in roots:
+        for root in found.roots:
             _shard(root, over, keep=mesh.pp > 1)
-    return Spread(model, parts)
+    return found
 
 
 def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
@@ -65,8 +72,7 @@ def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
 
 def fill(found: Spread, spec: Spec, mesh: Mesh, device: torch.device, rank: int) -> None:
     """Give a decoder that was cut without memory its memory on `device`, and its first weights."""
-    roots: Sequence[nn.Module] = found.parts or [found.model]
-    for root in roots:
+    for root in found.roots:
         root.to_empty(device=device)
     assert isinstance(found.model, Gpt)
     tie(found.model)

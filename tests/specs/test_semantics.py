@@ -53,7 +53,7 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     ),
     "tp of one's own model": (
         (GPT, '{type: python, entry: "a:b"}\nstrategy: {tp: 2}'), "strategy.tp",
-        "not yet supported for a model of type `python`", "dp_shard",
+        "tensor parallel needs to be told how a model of type `python` is cut", "set model.plan: module:callable",
     ),
     "more stages than layers": (
         ("name: t", "strategy: {pp: 4}"), "strategy.pp", "4 stages need as many layers, and model.n_layers is 2",
