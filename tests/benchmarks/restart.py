@@ -1,10 +1,13 @@
 """From a worker's death to the next finished step, in stages: `python -m tests.benchmarks.restart [--kills 7]`.
 
-Two runs of the same job are killed in turn: one restarts from memory, the other has no tiers and begins at step 0, a
-bare restart of the same workers without any load. Stages, from the kill's own time, events.jsonl and metrics.jsonl:
-noticed = death to the fault event (seen, the other workers ended); tidied = to the next attempt's start; up = to the
-read state less the load (workers there, groups made, model built, two passes; without a load: to the first step's
-begin); load; step = the rest, to the first finished step. Medians in ms, with the smallest and the largest.
+Runs of the same job are killed in turn: one restarts from memory, one from the disk, and one has no tiers and begins at
+step 0, a bare restart of the same workers without any load. Stages, from the kill's own time, events.jsonl and
+metrics.jsonl: noticed = death to the fault event (seen, the other workers ended); tidied = to the next attempt's start;
+up = to the read state less the load (workers there, groups made, model built, two passes; without a load: to the first
+step's begin); load; step = the rest, to the first finished step. Medians in ms, with the smallest and the largest.
+
+Then workers of the same spec load the same state as others do, in turn (see `loads`): what those would add to a bare
+restart. All files are in the page cache, as they are after a worker's death.
 """
 
 from __future__ import annotations
@@ -20,12 +23,17 @@ from statistics import median
 from typing import Any
 
 import psutil
+from tests.benchmarks.loads import loads_of_others
 from tests.job.dtrain import Job, cleaned, finish, wait
 
 from dtrain.tiers.jsonfile import read_lines
 
 STAGES = ("noticed", "tidied", "up", "load", "step", "total")
-TIERS = {"memory": "tiers=[{type: memory, every: 1}]", "bare": "tiers=[]"}
+TIERS = {
+    "memory": "tiers=[{type: memory, every: 1}]",
+    "disk": "tiers=[{type: disk, every: 1, keep: 2}]",
+    "bare": "tiers=[]",
+}
 
 
 def main() -> None:
@@ -42,7 +50,9 @@ def main() -> None:
                 with cleaned(Job(Path(folder) / f"{turn}-{name}")) as job:
                     job.write_spec()
                     found[name].append(one(job, tiers, *size))
-    print_table(found)
+        print_table(found)
+        with cleaned(Job(Path(folder) / "loads")) as job:
+            print_loads(loads_of_others(job.write_spec(), size, Path(folder), chosen.kills))
 
 
 def one(job: Job, *overrides: str) -> dict[str, float]:
@@ -50,6 +60,8 @@ def one(job: Job, *overrides: str) -> dict[str, float]:
     process = job.start("run", "spec.yaml", *overrides)
     try:
         wait(lambda: steps(job, 1)[5:], 60, "six steps")
+        if "disk" in overrides[0]:
+            wait(lambda: job.events("committed"), 60, "a checkpoint on the disk")
         killed = time.time()
         os.kill(job.workers()[1].pid, signal.SIGKILL)
         wait(lambda: steps(job, 2), 60, "the restart")
@@ -93,8 +105,18 @@ def print_table(found: dict[str, list[dict[str, float]]]) -> None:
             values = [1000 * run[stage] for run in runs]
             cells.append(f"{stage} {median(values):.0f} ({min(values):.0f} to {max(values):.0f})")
         lines.append(f"{name:12} " + " | ".join(cells))
-    ratio = median(r["total"] for r in found["memory"]) / median(r["total"] for r in found["bare"])
-    sys.stdout.write("\n".join([*lines, f"memory / bare: {ratio:.2f}", ""]))
+    bare = median(r["total"] for r in found["bare"])
+    lines += [
+        f"{name} / bare: {median(r['total'] for r in found[name]) / bare:.2f}" for name in TIERS if name != "bare"
+    ]
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+def print_loads(found: dict[str, list[float]]) -> None:
+    """Medians with smallest and largest, in ms."""
+    for name, seconds in found.items():
+        values = [1000 * each for each in seconds]
+        sys.stdout.write(f"{name:12} load {median(values):.0f} ({min(values):.0f} to {max(values):.0f})\n")
 
 
 if __name__ == "__main__":
