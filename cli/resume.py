@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..specs.codes import Code
-from ..specs.difference import Change, changes
+from ..specs.difference import Change, changes, is_meant, other_training
 from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
@@ -32,8 +32,6 @@ from .run import check_supported
 from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
-TRAINING_KEYS = {"model", "dataset", "training", "seed"}
-"""Blocks of a spec by which a run is another one; where and on how many workers it runs, or is stored, are not."""
 DRAINER_TIMEOUT_S = 120.0
 
 
@@ -52,9 +50,8 @@ def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | No
     if node > 0:
         return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
     before = _spec_before(run)
-    wished = [word.partition("=")[0].strip() for word in arguments if "=" in word]
-    different = changes(spec_to_json(before), spec_to_json(spec)) if before is not None else []
-    _refuse_other_training(different, [*wished, *allowed])
+    meant = [*(word.partition("=")[0].strip() for word in arguments if "=" in word), *allowed]
+    different = _refuse_other_training(before, spec, meant)
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
     info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
@@ -69,6 +66,9 @@ def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | No
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
         chosen, rejected = choose(found, rejected, start, place, run)
+        if before is None:  # the folder is lost: the checkpoint tells what the run was
+            for change in _refuse_other_training(_spec_of(chosen, run), spec, meant):
+                console.print(f"changed: {change}")
         several = spec.cluster.nodes > 1  # no node alone can read the state, so the workers bring such a run to its end
         if start == LATEST and chosen[0].version.step == spec.max_steps and not several:
             if chosen[0].tier != "memory" and finished == spec.max_steps:
@@ -170,17 +170,22 @@ def _spec_before(run: RunDir) -> Spec | None:
     return None
 
 
-def _refuse_other_training(different: Sequence[Change], allowed: Sequence[str]) -> None:
-    """Raise Refused where the spec's file asks for another training than the one that the run began.
+def _spec_of(chosen: Sequence[Candidate], run: RunDir) -> Spec | None:
+    """The spec that the first readable checkpoint was made by; None when none says it."""
+    for candidate in chosen:
+        with contextlib.suppress(Unreadable, SpecError, KeyError):
+            return spec_from_json(open_candidate(candidate, run.spool).meta["spec"])
+    return None
 
-    What is written on the command line is a wish, and is told only; so is a later end of the run.
+
+def _refuse_other_training(before: Spec | None, now: Spec, meant: Sequence[str]) -> list[Change]:
+    """What has changed in the spec; raises Refused where its file asks for another training than the run began.
+
+    What is written on the command line is `meant`, and is told only.
     """
-    other = [
-        change
-        for change in different
-        if change.key.partition(".")[0] in TRAINING_KEYS
-        and not any(change.key == key or change.key.startswith((f"{key}.", f"{key}[")) for key in allowed)
-    ]
+    if before is None:
+        return []
+    other = [change for change in other_training(before, now) if not is_meant(change, meant)]
     if other:
         options = " ".join(f"--allow-changed {change.key}" for change in other)
         listed = "\n".join(f"  {change}" for change in other)
@@ -189,6 +194,7 @@ def _refuse_other_training(different: Sequence[Change], allowed: Sequence[str]) 
             f"the spec is not the one that this run was trained by so far:\n{listed}\n"
             f"put it back, or say that it is meant: {options}",
         )
+    return changes(spec_to_json(before), spec_to_json(now))
 
 
 def _left_behind(before: Spec | None, former: Sequence[Tier], run: RunDir) -> Iterator[str]:

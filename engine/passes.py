@@ -101,7 +101,7 @@ class Loop(Passes):
                 with watch.forward(), precision():
                     loss = compute_loss(self.wrapped, batch) / count
                 with watch.backward():
-                    (loss if self.scale == 1.0 else loss * self.scale).backward()
+                    (loss if self.scale == 1.0 else loss.float() * self.scale).backward()  # fp16 has no room for it
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total

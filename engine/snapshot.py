@@ -18,7 +18,7 @@ from ..tiers import faults
 from ..tiers.digest import digest
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir, SlotRecord
-from ..tiers.shardfile import Entry, Shard
+from ..tiers.shardfile import Entry, Shard, TooManyTensors
 from .copier import Copier, HostMover, Item, Mover, NonFinite
 from .drainwatch import DrainWatch
 from .finite import FLOATS, Floats
@@ -125,7 +125,10 @@ class Snapshots:
         self.shard = Shard(rank, world, run_id, self._entries())
         self.bytes_over_ranks = self.shard.data_bytes * world
         """Of one snapshot on all ranks together; whoever has the sum over them puts it here."""
-        self.header = self.shard.header()
+        try:
+            self.header = self.shard.header()
+        except TooManyTensors as error:
+            raise StateError(str(error)) from error
         self.header_digest = digest(self.header)
         size = len(self.header) + self.shard.data_bytes
         self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world)]

@@ -105,7 +105,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
     metrics = {
         "step": step,
-        "loss": mean,
+        "loss": mean if math.isfinite(mean) else None,
         "lr": lr,
         "grad_norm": norm,
         "step_s": seconds,
@@ -169,13 +169,14 @@ def _update(
 ) -> tuple[float | None, bool]:
     """Clip and update, unless that would write something that is not a number into the weights.
 
-    With a scaled loss the update is left out then, and the scale lowered. Returns the norm of the gradients, None where
-    it is not finite, and whether there was an update.
+    With a scaled loss the update is left out then, and the scale lowered if it may be to blame. Returns the norm of the
+    gradients, None where it is not finite, and whether there was an update.
     """
     norm = _clipped(parts, context, scale)
-    finite = math.isfinite(mean_loss) and math.isfinite(norm)
-    if not finite and (scale is None or scale.is_spent):
-        what = f"loss is {mean_loss}" if not math.isfinite(mean_loss) else f"gradient norm is {norm}"
+    loss_finite = math.isfinite(mean_loss)
+    finite = loss_finite and math.isfinite(norm)
+    if not finite and (scale is None or scale.is_spent(loss_finite=loss_finite)):
+        what = f"gradient norm is {norm}" if loss_finite else f"loss is {mean_loss}"
         raise TrainingDiverged(f"the {what} at step {step}; {_kept(snapshots)}")
     if finite:
         set_learning_rate(parts.optimizer, lr)
@@ -184,7 +185,7 @@ def _update(
             parts.average.follow()
     parts.optimizer.zero_grad(set_to_none=True)
     if scale is not None:
-        scale.update(finite=finite)
+        scale.update(finite=finite, loss_finite=loss_finite)
     return norm if math.isfinite(norm) else None, finite
 
 

@@ -31,7 +31,7 @@ from .logstream import keep_going_without_log
 from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
-from .scaling import scale_of
+from .scaling import lacks_scale, scale_of
 from .slot import SlotError
 from .snapshot import Snapshots
 from .state import StateError
@@ -121,6 +121,12 @@ class Worker:
 
     def _take_position(self, restored: Restored, parts: Parts, reporter: Reporter) -> None:
         data = restored.meta["data"]
+        if self.progress.loss_scale is not None and lacks_scale(restored.meta):
+            raise StateError(
+                f"the checkpoint of {restored.candidate.version} is of a run with a scaled loss (fp16-mixed) and does "
+                "not say the scale, so training could not go on as it was; go back further (dtrain resume --from STEP) "
+                "or train in another precision (training.precision=bf16-mixed)"
+            )
         scale = scale_of(self.spec.training.precision, restored.meta.get("loss_scale"))
         self.progress = Progress(restored.candidate.version.step, data["samples"], scale)
         if data["spec"] != parts.data_digest:
@@ -158,7 +164,7 @@ class Worker:
         snapshots: Snapshots | None,
         control: Control | None,
         reporter: Reporter,
-    ) -> tuple[bool, float]:
+    ) -> tuple[bool, float | None]:
         started = time.perf_counter()
         context.step = self.progress.step + 1
         outcome = train_step(parts, context, self.progress, snapshots)
@@ -179,7 +185,7 @@ class Worker:
         if control is not None:
             control.step(self.progress.step, metrics, reporter)
         reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
-        return outcome.stop, float(metrics["loss"])
+        return outcome.stop, metrics["loss"]
 
     def _left_unevaluated(self, restored: Version | None, context: Context, reporter: Reporter) -> bool:
         """Tell whether the attempt before has ended between the snapshot of a step and the end of its evaluation."""

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from .load import spec_to_json
+from .models import Spec
+
+_TRAINING = {"model", "dataset", "training", "seed"}
+"""Blocks of a spec by which a run is another one; where and on how many workers it runs, or is stored, are not."""
+_HOW = ("model.like", "model.plan", "training.micro_batch_size")
+"""Keys in them that say how the same is computed, or what the plan takes it for."""
+HELD_OUT = "evaluation.fraction"
+"""The part of the data that is not trained on; evaluating itself changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,34 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and key != "output_dir"
     ]
+
+
+def other_training(then: Spec, now: Spec) -> list[Change]:
+    """The changes by which the steps to come are others than the run's own would have been.
+
+    A later end is none, unless the learning rate falls towards it.
+    """
+    found = [
+        change
+        for change in changes(spec_to_json(then), spec_to_json(now))
+        if change.key.partition(".")[0] in _TRAINING and not _within(change.key, _HOW)
+    ]
+    if then.max_steps != now.max_steps and now.training.scheduler.name != "constant":
+        found.append(Change("max_steps", then.max_steps, now.max_steps))
+    parts = [spec.evaluation.held_out if spec.evaluation is not None else 0.0 for spec in (then, now)]
+    if parts[0] != parts[1]:
+        found.append(Change(HELD_OUT, *parts))
+    return sorted(found, key=lambda change: change.key)
+
+
+def is_meant(change: Change, keys: Sequence[str]) -> bool:
+    """Tell whether one of the keys that somebody has named covers a change."""
+    also = [HELD_OUT, "evaluation.dataset"] if change.key == HELD_OUT else [change.key]  # either says what is held out
+    return any(_within(key, keys) for key in also)
+
+
+def _within(key: str, blocks: Sequence[str]) -> bool:
+    return any(key == block or key.startswith((f"{block}.", f"{block}[")) for block in blocks)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,9 +26,14 @@ from .files import open_plain
 from .jsonfile import Unreadable
 
 PAGE = 4096
-MAX_HEADER = 100 * 2**20
+MAX_HEADER = 100_000_000
+"""Most bytes of a header that the safetensors library reads."""
 RNG_PREFIX = "rng."
 _MAX_DIMENSIONS = 64
+
+
+class TooManyTensors(ValueError):
+    """The table of a shard's tensors would be longer than readers take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,10 @@ class Shard:
         text = json.dumps(table, separators=(",", ":")).encode()
         text = text.ljust(-(-(len(text) + 8) // PAGE) * PAGE - 8)
         if len(text) > MAX_HEADER:
-            raise ValueError(
-                f"{len(self.entries)} tensors make a header of {len(text)} bytes; the limit is {MAX_HEADER}"
+            raise TooManyTensors(
+                f"{len(self.entries)} tensors on rank {self.rank} make a header of {len(text) / 1e6:.1f} MB, and "
+                f"readers take {MAX_HEADER / 1e6:g} MB at most: put small tensors together in larger ones, give them "
+                "shorter names, or divide them among more ranks"
             )
         return len(text).to_bytes(8, "little") + text
 

@@ -68,8 +68,8 @@ class ScaledLoss:
         self.loss, self.factor = loss, 1.0
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss, scaled."""
-        return self.loss(output, targets) * self.factor
+        """The mean loss, scaled; in fp32, for fp16 has no room for the product."""
+        return self.loss(output, targets).float() * self.factor
 
 
 class Stage(PipelineStage):

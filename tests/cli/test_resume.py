@@ -20,7 +20,8 @@ from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, read, replace
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.places import keep_former
-from dtrain.tiers.tier import disk_tier
+from dtrain.tiers.store import Place as Where
+from dtrain.tiers.tier import disk_tier, open_tier
 
 
 @dataclass
@@ -178,6 +179,7 @@ def test_a_refusal_is_a_document_too(run: Run) -> None:
 
 
 def test_another_training_in_the_spec_s_file_is_refused_unless_it_is_meant(run: Run, trained: Trained) -> None:
+    """Row 76."""
     run.store(30)
     path = spec_file(run, {"type": "memory"}, {"type": "disk"})
     changed = yaml.safe_load(path.read_text()) | {"seed": 8, "max_steps": 300, "cluster": {"workers_per_node": 2}}
@@ -201,3 +203,77 @@ def test_what_is_written_on_the_command_line_is_meant(run: Run, trained: Trained
     assert ended.code == 0, ended.err
     assert "changed: training.optimizer.lr: 0.001 → 0.5" in ended.out + ended.err
     assert len(trained.starts) == 1
+
+
+SCHEDULED = {"name": "cosine"}
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "the held-out part": ({"evaluation": {"every": 5, "fraction": 0.2}}, "evaluation.fraction: 0.0 → 0.2"),
+    "an end towards which the rate falls": ({"max_steps": 300}, "max_steps: 200 → 300"),
+}
+SAME: dict[str, dict[str, Any]] = {
+    "how the batch is divided": {"micro_batch_size": 2},
+    "data of its own to evaluate on": {
+        "evaluation": {"every": 5, "dataset": {"type": "text", "path": "x", "seq_len": 8}}
+    },
+}
+
+
+def edited(run: Run, changed: dict[str, Any], scheduler: dict[str, Any] | None = None) -> Path:
+    """The run's spec and a file that differs in `changed`."""
+    path = spec_file(run, {"type": "memory"}, {"type": "disk"})
+    values = yaml.safe_load(path.read_text())
+    values["training"] |= {"scheduler": scheduler} if scheduler else {}
+    replace(run.run.spec, dumps(spec_to_json(Spec.model_validate(values))))
+    training = values["training"] | {key: value for key, value in changed.items() if key == "micro_batch_size"}
+    values |= {key: value for key, value in changed.items() if key != "micro_batch_size"} | {"training": training}
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_changes_the_steps_to_come_is_asked_for_wherever_it_stands(run: Run, trained: Trained, name: str) -> None:
+    run.store(30)
+    changed, words = OTHERS[name]
+    path = edited(run, changed, SCHEDULED)
+    refused = dtrain("resume", path)
+    assert refused.code == Code.BAD_SPEC, refused.err
+    assert words in refused.err
+    key = words.partition(":")[0]
+    assert f"--allow-changed {key}" in refused.err
+    assert dtrain("resume", path, "--allow-changed", key).code == 0
+    assert len(trained.starts) == 1
+
+
+def test_what_is_held_out_may_be_meant_by_any_key_that_says_it(run: Run, trained: Trained) -> None:
+    run.store(30)
+    assert dtrain("resume", run.run.root, "evaluation.every=5").code == Code.BAD_SPEC
+    for words in (["evaluation={every: 5}"], ["evaluation.every=5", "evaluation.fraction=0.1"]):
+        assert dtrain("resume", run.run.root, *words).code == 0
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_says_only_how_the_same_is_computed_needs_no_word(run: Run, trained: Trained, name: str) -> None:
+    run.store(30)
+    ended = dtrain("resume", edited(run, SAME[name]))
+    assert ended.code == 0, ended.err
+    assert "changed: " in ended.out + ended.err
+
+
+def test_row_76_a_lost_folder_is_no_way_round_the_question(run: Run, trained: Trained) -> None:
+    """The checkpoint says what the run was trained by; its rate does not come back by itself either."""
+    path = edited(run, {})
+    snapshot(run.memory, 30)
+    manifest, sources = gather(run.memory, run.memory.whole()[Version(1, 30)])
+    body = {**manifest.body, "spec": read(run.run.spec)}
+    open_tier(Where("object", run.bucket.as_uri()), RUN_ID).write(type(manifest)(body), sources)
+    shutil.rmtree(run.run.root)
+    values = yaml.safe_load(path.read_text()) | {"tiers": [{"type": "memory"}, in_bucket(run)]}
+    values["training"]["optimizer"]["lr"] = 0.5
+    path.write_text(yaml.safe_dump(values))
+    refused = dtrain("resume", path)
+    assert refused.code == Code.BAD_SPEC
+    assert "training.optimizer.lr: 0.001 → 0.5" in refused.err
+    assert not trained.starts
+    meant = dtrain("resume", path, "--allow-changed", "training.optimizer.lr")
+    assert meant.code == 0, meant.err
+    assert "changed: training.optimizer.lr: 0.001 → 0.5" in meant.out + meant.err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from dtrain.engine.optim import unscale
-from dtrain.engine.scaling import FIRST, GROWTH_INTERVAL, LEAST, LossScale, scale_of
+from dtrain.engine.scaling import FIRST, GROWTH_INTERVAL, LEAST, LossScale, lacks_scale, scale_of
 
 
 def test_it_does_as_torchs_own_scaler() -> None:
@@ -34,11 +36,36 @@ def test_it_is_put_back_from_a_checkpoint() -> None:
 def test_a_scale_that_cannot_be_the_answer_ends_the_search() -> None:
     scale = LossScale()
     updates = 0
-    while not scale.is_spent:
+    while not scale.is_spent(loss_finite=True):
         scale.update(finite=False)
         updates += 1
     assert scale.scale == LEAST
     assert updates == 30
+
+
+def test_a_loss_that_is_no_number_leaves_the_scale_as_it_is_and_may_come_twice_in_a_row() -> None:
+    scale = LossScale(512.0, 7)
+    for spent in (False, False, True):
+        assert scale.is_spent(loss_finite=False) is spent
+        assert not scale.is_spent(loss_finite=True)
+        scale.update(finite=False, loss_finite=False)
+    assert (scale.scale, scale.good) == (512.0, 7)
+    assert scale_of("fp16-mixed", scale.to_json()) == scale, "a restart does not begin to count anew"
+    scale.update(finite=False)
+    assert not scale.is_spent(loss_finite=False), "one that is a number ends the row"
+
+
+@pytest.mark.parametrize(
+    ("meta", "lacks"),
+    [
+        ({"spec": {"training": {"precision": "fp16-mixed"}}}, True),
+        ({"spec": {"training": {"precision": "fp16-mixed"}}, "loss_scale": {"scale": 2.0, "good": 1}}, False),
+        ({"spec": {"training": {"precision": "fp32"}}}, False),
+        ({}, True),
+    ],
+)
+def test_a_checkpoint_of_a_scaled_run_says_the_scale(meta: dict[str, Any], lacks: bool) -> None:
+    assert lacks_scale(meta) is lacks
 
 
 @pytest.mark.parametrize("scale", [0.5, 1024.0])

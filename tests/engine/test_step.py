@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -130,6 +131,21 @@ def test_an_update_that_would_not_be_finite_is_left_out_and_the_scale_is_kept(be
     assert again.metrics[-1]["loss_scale"] < 2.0**30
 
 
+@pytest.mark.parametrize("bad", [2, 3])
+def test_under_fp16_a_loss_that_is_no_number_is_left_out_until_the_third_in_a_row(begin: Begin, bad: int) -> None:
+    job = troubled("nan", at_call=2 + 2 * 2 + 1, calls=2 * bad)
+    run = begin(**job, training={"precision": "fp16-mixed"})
+    if bad == 3:
+        with pytest.raises(TrainingDiverged, match="the loss is nan at step 5"):
+            run.train(8)
+    else:
+        run.train(8)
+        assert [m["skipped"] for m in run.metrics] == [False] * 2 + [True] * 2 + [False] * 4
+        assert [m["loss"] is None for m in run.metrics] == [m["skipped"] for m in run.metrics]
+    assert {m["loss_scale"] for m in run.metrics} == {2.0**16}, "it is not the scale's fault"
+    json.dumps(run.metrics, allow_nan=False)
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_a_run_continued_from_any_step_is_the_unbroken_one(begin: Begin, job: str) -> None:
     """Promise 4, in one process: losses, rates, norms and state bit for bit, with dropout and buffers."""
@@ -209,11 +225,12 @@ def test_the_loss_is_the_mean_over_all_passes(begin: Begin) -> None:
 class Mean(nn.Module):
     """A model whose gradient can be checked by hand; it fails, moves or waits when a test says so."""
 
-    def __init__(self, trouble: str = "", at_call: int = 0) -> None:
+    def __init__(self, trouble: str = "", at_call: int = 0, calls: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
         self.teacher = nn.Parameter(torch.full((4,), 1.0 if trouble == "copied teacher" else 2.0), requires_grad=False)
-        self.trouble, self.at_call, self.calls = trouble, at_call, 0
+        self.trouble, self.calls = trouble, 0
+        self.at_calls = range(at_call, at_call + calls)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         if trouble == "expanded":
             self.register_buffer("scale", torch.ones(1).expand(4))
@@ -231,17 +248,17 @@ class Mean(nn.Module):
             self.teacher.data.lerp_(self.weight.detach(), 0.1)
         elif self.trouble == "grows":
             self.cache = torch.zeros(self.calls)
-        elif self.calls == self.at_call and self.trouble == "nan":
+        elif self.calls in self.at_calls and self.trouble == "nan":
             return loss * float("nan")
-        elif self.calls == self.at_call and self.trouble == "gradient":
+        elif self.calls in self.at_calls and self.trouble == "gradient":
             return loss + (self.weight * 0).sqrt().sum()
-        elif self.calls == self.at_call and self.trouble == "raise":
+        elif self.calls in self.at_calls and self.trouble == "raise":
             raise MemoryError("no room")
         return loss
 
 
-def troubled(trouble: str, at_call: int = 0) -> dict[str, Any]:
-    kwargs = {"trouble": trouble, "at_call": at_call}
+def troubled(trouble: str, at_call: int = 0, calls: int = 1) -> dict[str, Any]:
+    kwargs = {"trouble": trouble, "at_call": at_call, "calls": calls}
     return {"model": {"type": "python", "entry": "tests.engine.test_step:Mean", "kwargs": kwargs}}
 
 
