@@ -21,7 +21,7 @@ from ..tiers.memory import MemoryDir, follow_folder
 from ..tiers.places import place_of, slow_tiers
 from ..tiers.recovery import Candidate, find
 from ..tiers.writer import TierJob
-from .agent import Ended, Interrupted, StopSignals
+from .agent import Interrupted, StopSignals
 from .alone import Alone, NodeMissing, Verdict
 from .carry import DRAIN_TIMEOUT_S, Carrier
 from .drain import DrainerProcess
@@ -108,7 +108,7 @@ class Launcher:
                 return self._without_folder()
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
-            if result is not None and not verdict.report.hangs and not _failed_after_all(ended):
+            if result is not None and _is_done(verdict, stored=bool(self.spec.tiers)):
                 return self._ended(result)
             fault = _fault(verdict, self.spec.world_size)
             budget.count(progress=self._made_progress())
@@ -371,6 +371,11 @@ _SPOKEN_FOR = {
 }  # fmt: skip
 
 
-def _failed_after_all(ended: Ended) -> bool:
-    """A result was written, yet a rank did not leave as it should."""
-    return any(code not in (Code.DONE, Code.PREEMPTED) for code in ended.exit_codes.values())
+def _is_done(verdict: Verdict, *, stored: bool) -> bool:
+    """Tell whether the result that rank 0 has written is the end of the run.
+
+    It is not where a rank did not leave as it should; nor where a node was lost meanwhile, as long as anything is
+    `stored`: that node's part of the last state may be lost with it, and what is done need not be done again.
+    """
+    left_well = all(code in (Code.DONE, Code.PREEMPTED) for code in verdict.report.ended.exit_codes.values())
+    return left_well and not verdict.report.hangs and (verdict.lost is None or not stored)

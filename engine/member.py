@@ -235,6 +235,7 @@ class Member:
     def _without_host(self, why: str) -> Outcome:
         """Node 0 is gone: end here too. What is in memory stays, for all nodes to go on from."""
         self.signals.ignore()
+        self.memory.settle(())  # the drainer may wait for a node 0 that never comes
         kept = max(self.memory.whole(), default=None)
         where = f"; the snapshot of step {kept.step} is in this node's memory" if kept is not None else ""
         again = f"dtrain resume --from latest {self.run.root} on all nodes"

@@ -103,8 +103,12 @@ class Snapshots:
         pace: Pace,
         restored: Version | None,
         alive: Callable[[], None],
+        clears_up: bool = True,
     ) -> None:
-        """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded."""
+        """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded.
+
+        One rank of each node `clears_up` what another world size has left there, once that is superseded.
+        """
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
         self.rank, self.world, self.device = state.rank, state.mesh.world, device
         rank, world = self.rank, self.world
@@ -138,7 +142,7 @@ class Snapshots:
         self.drains = DrainWatch([slot.slot for slot in self.slots])
         self._drop_all_but(restored)
         self.safe = restored
-        self.outdated = memory.of_other_worlds(world) if rank == 0 else []
+        self.outdated = memory.of_other_worlds(world) if clears_up else []
         self.current: Version | None = None
         self.unpinned: OpenSlot | None = None
         """Slot of the current snapshot when it is due in the slow tier and the drainer was busy at its begin."""

@@ -153,6 +153,7 @@ class Worker:
             pace=pace,
             restored=restored,
             alive=context.beat,
+            clears_up=context.local_rank == 0,
         )
         snapshots.bytes_over_ranks = int(context.sum_over_ranks([float(snapshots.shard.data_bytes)])[0])
         return snapshots

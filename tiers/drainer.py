@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from .writer import TierFailed, TierJob, Writer, tier_job_from_json
 
 POLL_S = 0.05
 RESCUE_PATIENCE_S = 15.0
-"""Longest wait for another node once our launcher is dead: the other node may be, too, or have another newest step."""
+"""Longest wait for the other nodes once our launcher is dead: they may be, too."""
 NICENESS = 10
 
 
@@ -79,13 +80,25 @@ class Drainer:
         self.run = RunDir(Path(job.run_dir), job.node)
         self.memory = MemoryDir(Path(job.memory_dir), job.ranks)
         group = Group(job.node, job.nodes, job.patience_s, self._is_off)
-        writers = [Writer(tier, self.run, job.run_id, group, self.memory.note_taken_over) for tier in job.tiers]
+        writers = [
+            Writer(tier, self.run, job.run_id, self._patient(group, place), self.memory.note_taken_over)
+            for place, tier in enumerate(job.tiers)
+        ]
         for writer in writers:
             writer.closed = writer.name in self.memory.taken_over()
         self.first = writers[0] if writers else None
-        # what follows is in a shared place already, so one node carries it on
+        # what follows is in a shared place already, so one node carries it on; the others add their parts to it only
+        # where the first tier has failed
         self.follower = Follower(writers[0], writers[1]) if len(writers) > 1 and group.leads else None
-        self.writers = writers if group.leads else writers[:1]
+        self.next = writers[1] if len(writers) > 1 and not group.leads else None
+        self.writers = writers
+        self.rescued: frozenset[Version] = frozenset()
+        """What this node has of a run whose launchers are dead."""
+
+    @staticmethod
+    def _patient(group: Group, place: int) -> Group:
+        """Another node may wait in vain at each tier before the `place`-th, until it comes to that one, too."""
+        return replace(group, patience_s=(1 + place) * group.patience_s)
 
     def start(self) -> None:
         """Claim the places, clear up what was left, and take up what the follower was at."""
@@ -123,7 +136,7 @@ class Drainer:
         if records is None or self.first is None:
             return False
         follower = self.follower
-        follows = follower is not None and (last or follower.due(version))
+        follows = follower is not None and (last or follower.target.belongs(version))
 
         @contextlib.contextmanager
         def load() -> Iterator[tuple[Manifest | Part, Mapping[str, Path]]]:
@@ -136,6 +149,8 @@ class Drainer:
                     done = follower.carry_now(version, load, last=last)
                 elif not last:  # the newest of all is offered at the very end
                     follower.offer(version)
+            if self.next is not None and not done and (last or self.next.belongs(version)):
+                done = self.next.carry(version, load, last=last)
             if follower is not None and follower.failure is not None:
                 raise follower.failure
         finally:
@@ -158,7 +173,7 @@ class Drainer:
         assert self.follower is not None
         with contextlib.suppress(OSError, Taken, Fenced):
             found = [c.version for c in self.first.open().scan()[0]]
-            due = [version for version in found if not only_due or self.follower.due(version)]
+            due = [version for version in found if not only_due or self.follower.target.belongs(version)]
             newest = max(due, default=None)
             if newest is not None and newest not in self.follower.spared() and self.follower.target.get(newest) is None:
                 self.follower.offer(newest)
@@ -169,19 +184,48 @@ class Drainer:
             end_group(beat)
         if self.first is None:
             return  # the memory is the only place there is: it stays for a resume
-        self.memory.settle()
-        for writer in self.writers:
-            patience_s = min(writer.group.patience_s, RESCUE_PATIENCE_S)
-            writer.group = replace(writer.group, patience_s=patience_s)
         newest = max(self.memory.whole(), default=None)
-        if newest is not None and not self._has(newest):
-            self.memory.mark_for_drain(newest)
+        if self.job.nodes > 1:
+            self._rescue_together()
+        else:
+            self.memory.settle()
+            if newest is not None and not self._has(newest):
+                self.memory.mark_for_drain(newest)
         self.drain_pending()
         if newest is not None and self._has(newest):
             self.memory.remove()
 
+    def _rescue_together(self) -> None:
+        """Save the newest version that all nodes have: no launcher tells us which, so node 0 tries one after another.
+
+        The others add their parts to whichever it begins. A slot may have become whole on one node alone.
+        """
+        own = sorted(self.memory.whole(), reverse=True)
+        own = own[: next((place for place, version in enumerate(own) if self._has(version)), None)]
+        self.rescued = frozenset(own)
+        self.memory.settle(())
+        for writer in self.writers:
+            patience_s = min(writer.group.patience_s, RESCUE_PATIENCE_S / max(1, len(own)))
+            writer.group = replace(writer.group, patience_s=patience_s)
+        deadline = time.monotonic() + RESCUE_PATIENCE_S
+        leads = self.job.node == 0
+        while own and time.monotonic() < deadline:
+            if any(self._has(version) for version in own):
+                return
+            version = own.pop(0) if leads else next(filter(self._is_begun, own), None)
+            if version is None:
+                time.sleep(POLL_S)
+                continue
+            self.memory.mark_for_drain(version)
+            self.drain(version, last=True)
+
+    def _is_begun(self, version: Version) -> bool:
+        return any(writer.is_begun(version) for writer in self.writers)
+
     def _is_off(self, version: Version) -> bool:
-        """Tell whether the launcher has taken the marks of a version away."""
+        """Tell whether the launcher has taken a version's marks away; without one, whether node 0 tries another."""
+        if self.rescued and self.job.node > 0 and any(map(self._is_begun, self.rescued - {version})):
+            return True
         return all(record.version != version for slot in self.memory.pending() if (record := slot.record()))
 
     def _has(self, version: Version) -> bool:

@@ -39,10 +39,6 @@ class Follower:
         """Start the thread."""
         self._thread.start()
 
-    def due(self, version: Version) -> bool:
-        """Tell whether a version belongs into the tier by its interval."""
-        return version.step % self.target.job.every == 0
-
     def offer(self, version: Version) -> None:
         """The source has committed a version that belongs here too."""
         with self._changed:

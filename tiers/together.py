@@ -141,6 +141,11 @@ def _seen(tier: Tier, version: Version) -> Seen | None:
     return Seen(checkpoint, invitation) if checkpoint is not None or invitation is not None else None
 
 
+def is_begun(tier: Tier, version: Version) -> bool:
+    """Tell whether node 0 has begun a checkpoint and waits for the parts of the others. Raises OSError, Unreadable."""
+    return _invited(tier, version) is not None
+
+
 def _invited(tier: Tier, version: Version) -> Invitation | None:
     for folder in (staging_name(version.dirname), version.dirname):
         with contextlib.suppress(FileNotFoundError):

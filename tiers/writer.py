@@ -20,7 +20,7 @@ from .manifest import Manifest
 from .retention import Rule
 from .store import Place, place_from_json
 from .tier import Checkpoint, Tier, open_tier
-from .together import Group
+from .together import Group, is_begun
 from .together import write as write_together
 
 Load = Callable[[], contextlib.AbstractContextManager[tuple[Manifest | Part, Mapping[str, Path]]]]
@@ -89,6 +89,10 @@ class Writer:
         """Type of the tier."""
         return self.job.place.type
 
+    def belongs(self, version: Version) -> bool:
+        """Tell whether a version belongs into the tier by its interval."""
+        return version.step % self.job.every == 0
+
     def open(self) -> Tier:
         """Claim the place and clear up what an earlier writer left. Raises OSError, Taken, Fenced.
 
@@ -141,6 +145,12 @@ class Writer:
         with contextlib.suppress(OSError, Taken, Fenced):
             return self.open().get(version)
         return None
+
+    def is_begun(self, version: Version) -> bool:
+        """Tell whether node 0 waits for the parts of a version here; False too when the tier cannot be read."""
+        with contextlib.suppress(OSError, Unreadable, Taken, Fenced):
+            return is_begun(self.open(), version)
+        return False
 
     def carry(
         self, version: Version, load: Load, spared: Callable[[], set[Version]] = set, *, last: bool = False

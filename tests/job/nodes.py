@@ -19,7 +19,14 @@ from dtrain.tiers.layout import RunDir
 from dtrain.tiers.memory import MemoryDir, memory_dir
 
 NODES = 2
-SMALL = SPEC.replace("workers_per_node: 2", "workers_per_node: 1, nodes: 2, rejoin_timeout: 30s")
+
+
+def spec_of(nodes: int | str, workers: int = 1) -> str:
+    """The tiny job on this many nodes."""
+    return SPEC.replace("workers_per_node: 2", f"workers_per_node: {workers}, nodes: {nodes}, rejoin_timeout: 30s")
+
+
+SMALL = spec_of(NODES)
 
 
 def free_port() -> int:
@@ -39,6 +46,7 @@ class Cluster:
     host: str = "127.0.0.1"
     within: dict[int, list[str]] = field(default_factory=dict)
     """What runs a node's command somewhere else."""
+    nodes: int = NODES
 
     def start(self, node: int, *words: str, command: str = "run", fault: str = "") -> subprocess.Popen[str]:
         """Start the command of one node."""
@@ -49,7 +57,7 @@ class Cluster:
 
     def start_all(self, *words: str, command: str = "run", fault: str = "") -> None:
         """Start the same command on all nodes."""
-        for node in range(NODES):
+        for node in range(self.nodes):
             self.start(node, *words, command=command, fault=fault)
 
     def end(self, timeout: float = 60) -> list[Ended]:
@@ -73,15 +81,15 @@ class Cluster:
     def assert_nothing_left(self) -> None:
         """No process, nothing in any node's memory, no temporary file."""
         self.job.assert_nothing_left()
-        assert not [node for node in range(NODES) if self.memory(node).path.exists()]
+        assert not [node for node in range(self.nodes) if self.memory(node).path.exists()]
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    """Two nodes that leave nothing behind, whatever the test did."""
+def cluster(folder: Path, nodes: int = NODES, spec: str = SMALL) -> Iterator[Cluster]:
+    """Nodes that leave nothing behind, whatever the test did."""
     job = Job(folder, {"OMP_NUM_THREADS": "1"})  # the nodes share the cores of one machine
-    job.write_spec(SMALL)
-    made = Cluster(job)
+    job.write_spec(spec)
+    made = Cluster(job, nodes=nodes)
     try:
         yield made
     finally:
@@ -89,5 +97,5 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         for process in made.running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=5)
-        for node in range(NODES):
+        for node in range(nodes):
             made.memory(node).remove()

@@ -141,3 +141,19 @@ def test_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, 
     assert "joining again" in ended[1].said
     assert_same(nodes.job, oracle)
     nodes.assert_nothing_left()
+
+
+def test_a_node_that_is_lost_as_the_run_ends_is_told_and_its_part_of_the_last_state_waited_for(
+    nodes: Cluster, oracle: Job
+) -> None:
+    nodes.start_all(fault=slow(STEPS - 2))
+    wait_for_step(nodes.job, STEPS - 3)
+    nodes.running[1].send_signal(signal.SIGSTOP)
+    wait(lambda: max(nodes.job.losses()) == STEPS, 30, "the last step")
+    wait(lambda: nodes.job.events("fault"), 20, "the silence to be noticed")
+    nodes.running[1].send_signal(signal.SIGCONT)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [(e["kind"], e["node"]) for e in nodes.job.events("fault")] == [("node", 1)]
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()

@@ -1,5 +1,6 @@
 """Several nodes, one shared folder: drainers as real processes, one per node, each with memory of its own."""
 
+import os
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class Nodes:
     def __init__(self, place: Place, folder: Path, commit: str, patience_s: float = 20.0) -> None:
         self.place, self.patience_s = place, patience_s
         self.roots = [StorePlace("disk", str(place.root), {"commit": commit})] * NODES
+        self.next: tuple[TierJob, ...] = ()
         self.memories = [folder / f"memory-{node}" for node in range(NODES)]
         for node, path in enumerate(self.memories):
             path.mkdir()
@@ -47,12 +49,12 @@ class Nodes:
         job = self.memories[node] / "drainer.json"
         job.write_bytes(
             DrainJob(
-                str(self.place.run.root), str(self.memories[node]), RUN_ID, (TierJob(self.roots[node], 2),),
+                str(self.place.run.root), str(self.memories[node]), RUN_ID, (TierJob(self.roots[node], 2), *self.next),
                 self.ranks(node), node, NODES, self.patience_s,
             ).to_bytes()
         )  # fmt: skip
         command = [sys.executable, "-m", "dtrain.tiers.drainer", str(job)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, env={"DTRAIN_FAULT": fault})
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "DTRAIN_FAULT": fault})
 
     def pending(self, node: int) -> int:
         return len(MemoryDir(self.memories[node]).pending())
@@ -126,7 +128,7 @@ def test_a_drainer_killed_in_the_middle_comes_back_and_the_checkpoint_is_made(
     while sum(nodes.pending(n) for n in range(NODES)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert stop(processes) == [0, 0, 0]
-    assert whole_steps(place) == [10]
+    assert whole_steps(place) == [10], nodes.events("skipped")
     assert place.tree() == ["step-0000000010.a0001"]
 
 
@@ -150,3 +152,39 @@ def test_a_part_for_an_earlier_try_is_thrown_away_and_its_node_adds_it_again(pla
         assert [one.result().version for one in others] == [version, version]
     assert whole_steps(place) == [10]
     assert place.tree() == ["step-0000000010.a0001"]
+
+
+@pytest.mark.parametrize("broken", [range(NODES), range(1, 2)], ids=["for all", "for one node"])
+def test_where_the_first_tier_fails_all_nodes_add_their_parts_to_the_next(
+    place: Place, tmp_path: Path, broken: range
+) -> None:
+    nodes = Nodes(place, tmp_path, "auto", patience_s=1)
+    (file := tmp_path / "file").touch()
+    for node in broken:
+        nodes.roots[node] = StorePlace("disk", str(file / "no folder can be here"))
+    far = StorePlace("object", f"file://{tmp_path / 'far'}")
+    nodes.next = (TierJob(far, 2, every=10),)
+    nodes.pin(10)
+    stop([nodes.start(node) for node in range(NODES)])
+    assert [(event["tier"], event["step"]) for event in nodes.events("committed")] == [("object", 10)]
+    (checkpoint,) = open_tier(far, RUN_ID).scan()[0]
+    assert checkpoint.manifest.body["world"] == WORLD
+
+
+def test_without_launchers_the_newest_that_all_nodes_have_is_saved(place: Place, tmp_path: Path) -> None:
+    """The death of the workers has left a later snapshot whole on some nodes alone, on node 0 or on others."""
+    nodes = Nodes(place, tmp_path, "auto")
+    nodes.pin(9)
+    assert stop([nodes.start(node) for node in range(NODES)]) == [0, 0, 0]
+    for node in range(NODES):
+        for rank in nodes.ranks(node):
+            for slot, step in enumerate((9, 10) if node == 2 else (9, 10, 11)):
+                put(MemoryDir(nodes.memories[node]), rank, WORLD, slot, step)
+    processes = [nodes.start(node) for node in range(NODES)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert whole_steps(place) == [9, 10]
+    assert not nodes.memories[2].exists()
+    assert nodes.memories[0].exists(), "for all it knows another node may yet come back with step 11"
