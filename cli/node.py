@@ -22,6 +22,7 @@ from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
 from .refusal import Refused, stop_at_once
+from .scheduler import Surroundings, endpoint_of, meeting_point
 from .train import import_paths_of, locked, nursery_of, ranks_of, talk, write_down
 
 if TYPE_CHECKING:
@@ -32,14 +33,18 @@ if TYPE_CHECKING:
 ORPHAN_S = 10.0
 
 
-def place_of_this(spec: Spec, node_rank: int | None) -> int:
+def place_of_this(spec: Spec, node_rank: int | None, around: Surroundings) -> int:
     """The rank of this node. Raises Refused when it cannot be one, or when nothing tells where the nodes meet."""
-    nodes = spec.cluster.nodes
+    nodes, said = spec.cluster.nodes, f"--node-rank {node_rank}"
+    if node_rank is None and around.rank is not None and (nodes > 1 or around.nodes is not None):
+        node_rank, said = around.rank, f"{around.rank_variable}={around.rank} in the environment"
     if nodes == 1:
         if node_rank:
-            raise Refused(Code.USAGE, f"--node-rank {node_rank}: the job has 1 node (--nodes, cluster.nodes)")
+            raise Refused(Code.USAGE, f"{said}: the job has 1 node (--nodes, cluster.nodes)")
         return 0
-    if spec.cluster.rendezvous == "auto":
+    if node_rank is None and around.problem is not None:
+        raise Refused(Code.USAGE, around.problem)
+    if meeting_point(spec) is None:
         raise Refused(
             Code.BAD_SPEC,
             f"cluster.nodes is {nodes}, and nothing says where they meet: give an address of node 0 and a free port "
@@ -48,7 +53,7 @@ def place_of_this(spec: Spec, node_rank: int | None) -> int:
     if node_rank is None:
         raise Refused(Code.USAGE, f"which of the {nodes} nodes is this? give --node-rank, 0 to {nodes - 1}")
     if node_rank >= nodes:
-        raise Refused(Code.USAGE, f"--node-rank {node_rank} of {nodes} nodes: ranks begin at 0")
+        raise Refused(Code.USAGE, f"{said}: the job has {nodes} nodes (--nodes, cluster.nodes), and ranks begin at 0")
     return node_rank
 
 
@@ -77,9 +82,9 @@ def _serve(run: RunDir, spec: Spec, spec_folder: Path, nursery: NurseryProcess |
     from ..engine.hello import hello
     from ..engine.line import Line
     from ..engine.member import GivenUp
-    from ..engine.network import check_interfaces, parse_endpoint
+    from ..engine.network import check_interfaces
 
-    endpoint = parse_endpoint(spec.cluster.rendezvous)
+    endpoint = endpoint_of(spec)
     check_interfaces(spec)
     while True:
         deadline = time.monotonic() + spec.cluster.rejoin_timeout

@@ -29,6 +29,7 @@ from .identity import stored_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
 from .run import check_supported
+from .scheduler import Surroundings, surroundings, tell_place
 from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
@@ -46,9 +47,11 @@ def resume(
 
 def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None, allowed: Sequence[str]) -> int:
     console = talk(as_json)
-    run, spec, spec_folder = _find_run(arguments, node_rank or 0)
+    around = surroundings()
+    run, spec, spec_folder = _find_run(arguments, (around.rank if node_rank is None else node_rank) or 0, around)
     check_supported(spec)
-    node = place_of_this(spec, node_rank)
+    node = place_of_this(spec, node_rank, around)
+    tell_place(spec, node, around, console)
     if node > 0:
         return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
     before = _spec_before(run)
@@ -119,7 +122,7 @@ def _is_there(word: str) -> bool:
         return False  # longer than a path can be
 
 
-def _find_run(arguments: list[str], node: int) -> tuple[RunDir, Spec, Path]:
+def _find_run(arguments: list[str], node: int, around: Surroundings) -> tuple[RunDir, Spec, Path]:
     """From the command's words: the run's folder and the spec to go on with, which may be this node's own copy."""
     overrides = [word for word in arguments if "=" in word and not _is_there(word)]
     targets = [word for word in arguments if word not in overrides]
@@ -138,7 +141,7 @@ def _find_run(arguments: list[str], node: int) -> tuple[RunDir, Spec, Path]:
             )
         _refuse_other_place(run, overrides)
         return run, absolute(load_spec(run.spec, overrides)), target
-    spec = absolute(load_spec(target, overrides))
+    spec = absolute(load_spec(target, overrides, around.fallbacks))
     run = RunDir(Path(spec.output_dir).absolute())
     return run, spec, target.parent
 

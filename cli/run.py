@@ -13,6 +13,7 @@ from ..tiers.tier import disk_tier
 from .identity import fresh_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
+from .scheduler import surroundings, tell_place
 from .train import Start, absolute, locked, talk, train
 
 
@@ -22,9 +23,11 @@ def run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | No
 
 
 def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None) -> int:
-    spec = absolute(load_spec(spec_path, overrides))
+    around = surroundings()
+    spec = absolute(load_spec(spec_path, overrides, around.fallbacks))
     check_supported(spec)
-    node = place_of_this(spec, node_rank)
+    node = place_of_this(spec, node_rank, around)
+    tell_place(spec, node, around, talk(as_json))
     if node > 0:
         return join(spec, Path(spec_path).parent, node, as_json)
     folder = RunDir(Path(spec.output_dir).absolute())

@@ -28,6 +28,7 @@ from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier, disk_tier
 from .identity import keep_identity
 from .refusal import Refused
+from .scheduler import endpoint_of
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
@@ -120,11 +121,11 @@ def _rendezvous(spec: Spec) -> Iterator[Host | None]:
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
     from ..engine.line import Host
-    from ..engine.network import NetworkError, check_interfaces, parse_endpoint
+    from ..engine.network import NetworkError, check_interfaces
 
     try:
         check_interfaces(spec)
-        host = Host(parse_endpoint(spec.cluster.rendezvous), spec.cluster.nodes)
+        host = Host(endpoint_of(spec), spec.cluster.nodes)
     except NetworkError as error:
         raise Refused(Code.MISSING_RESOURCE, str(error)) from error
     with host:
