@@ -32,6 +32,10 @@ NodeRank = Annotated[int | None, typer.Option("--node-rank", min=0, help="Which 
 Rendezvous = Annotated[
     str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: an address of node 0.")
 ]
+TokenFile = Annotated[
+    str | None,
+    typer.Option("--token-file", metavar="FILE", help="The run's token, the same on all nodes (or DTRAIN_TOKEN)."),
+]
 
 Target = Annotated[
     str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
@@ -89,6 +93,7 @@ def run(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     rendezvous: Rendezvous = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Train from the first step; on several nodes the same command on each, with its --node-rank."""
@@ -96,7 +101,7 @@ def run(
     keep_going_without_output()
     from .run import run as work
 
-    raise typer.Exit(work(spec, [*(overrides or []), *_cluster(nodes, rendezvous)], as_json, node_rank))
+    raise typer.Exit(work(spec, [*(overrides or []), *_cluster(nodes, rendezvous)], as_json, node_rank, token_file))
 
 
 def _cluster(nodes: int | None, rendezvous: str | None) -> list[str]:
@@ -127,6 +132,7 @@ def resume(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     rendezvous: Rendezvous = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run from a checkpoint; never starts from scratch."""
@@ -135,7 +141,14 @@ def resume(
     from .resume import resume as work
 
     raise typer.Exit(
-        work([*(arguments or []), *_cluster(nodes, rendezvous)], start, as_json, node_rank, allow_changed or [])
+        work(
+            [*(arguments or []), *_cluster(nodes, rendezvous)],
+            start,
+            as_json,
+            node_rank,
+            allow_changed or [],
+            token_file,
+        )
     )
 
 
