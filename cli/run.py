@@ -19,13 +19,19 @@ from .train import Start, absolute, locked, talk, train
 
 
 def run(
-    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None, token_file: str | None = None
+    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None, token_file: str | None = None,
+    *, again: bool = False,
+) -> int:  # fmt: skip
+    """Load the spec, take the output folder, train. Returns the exit code.
+
+    `again`: a run that was cut off before anything was stored may be in the folder.
+    """
+    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank, token_file, again), as_json)
+
+
+def _run(
+    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None, again: bool
 ) -> int:
-    """Load the spec, take the output folder, train. Returns the exit code."""
-    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank, token_file), as_json)
-
-
-def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None) -> int:
     seal = given_seal(token_file)
     around = surroundings()
     spec = absolute(load_spec(spec_path, overrides, around.fallbacks))
@@ -37,7 +43,8 @@ def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | N
     folder = RunDir(Path(spec.output_dir).absolute())
     folder.root.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        _refuse_used(folder, spec)
+        if not again:
+            _refuse_used(folder, spec)
         info = fresh_identity(folder, spec, Path(spec_path).parent)
         return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json, seal)
 
