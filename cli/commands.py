@@ -32,10 +32,22 @@ NodeRank = Annotated[int | None, typer.Option("--node-rank", min=0, help="Which 
 Rendezvous = Annotated[
     str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: an address of node 0.")
 ]
+TokenFile = Annotated[
+    str | None,
+    typer.Option("--token-file", metavar="FILE", help="The run's token, the same on all nodes (or DTRAIN_TOKEN)."),
+]
 
 Target = Annotated[
     str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
 ]
+
+
+class Starter(StrEnum):
+    """What `dtrain launch` writes for."""
+
+    SLURM = "slurm"
+    K8S = "k8s"
+    SSH = "ssh"
 
 
 class TierType(StrEnum):
@@ -89,14 +101,23 @@ def run(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     rendezvous: Rendezvous = None,
+    token_file: TokenFile = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Go on from the newest checkpoint, if the run has one (for schedulers).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train from the first step; on several nodes the same command on each, with its --node-rank."""
     stop_at_once()
     keep_going_without_output()
+    words = [*(overrides or []), *_cluster(nodes, rendezvous)]
+    if or_resume:
+        from .again import run_or_resume
+
+        raise typer.Exit(run_or_resume(spec, words, as_json, node_rank, token_file))
     from .run import run as work
 
-    raise typer.Exit(work(spec, [*(overrides or []), *_cluster(nodes, rendezvous)], as_json, node_rank))
+    raise typer.Exit(work(spec, words, as_json, node_rank, token_file))
 
 
 def _cluster(nodes: int | None, rendezvous: str | None) -> list[str]:
@@ -127,6 +148,7 @@ def resume(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     rendezvous: Rendezvous = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run from a checkpoint; never starts from scratch."""
@@ -135,7 +157,14 @@ def resume(
     from .resume import resume as work
 
     raise typer.Exit(
-        work([*(arguments or []), *_cluster(nodes, rendezvous)], start, as_json, node_rank, allow_changed or [])
+        work(
+            [*(arguments or []), *_cluster(nodes, rendezvous)],
+            start,
+            as_json,
+            node_rank,
+            allow_changed or [],
+            token_file,
+        )
     )
 
 
@@ -230,6 +259,41 @@ def bench(
     stop_at_once()
     keep_going_without_output()
     raise typer.Exit(work(spec, overrides or [], Options(methods, blocks, steps_per_block, plot), as_json))
+
+
+@app.command()
+def launch(
+    spec: SpecPath,
+    to: Annotated[Starter, typer.Option("--to", help="What starts it.")],
+    overrides: Overrides = None,
+    nodes: Nodes = None,
+    time: Annotated[str | None, typer.Option("--time", help="slurm: longest time, as sbatch takes it.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="slurm: where it runs.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=0, help="slurm, k8s: with cluster.device cuda one per worker.")
+    ] = None,
+    cpus_per_node: Annotated[
+        int | None, typer.Option("--cpus-per-node", min=1, help="slurm: cores of a node; default: the whole node.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="k8s: image of the container, with dtrain.")] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option("--claim", metavar="NAME[:PATH]", help="k8s: PersistentVolumeClaim of the runs, at /dtrain."),
+    ] = None,
+    hostfile: Annotated[
+        str | None, typer.Option("--hostfile", metavar="FILE", help="ssh: a host a line, the first is node 0.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="k8s, ssh: where the nodes meet, on node 0.")
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", metavar="FILE", help="Write it there.")] = None,
+) -> None:
+    """Print what starts the job on several nodes: a script for Slurm or ssh, or YAML for Kubernetes."""
+    from .launch import launch as work
+    from .launch_job import Wanted
+
+    wanted = Wanted(nodes, time, partition, gpus_per_node, cpus_per_node, image, claim, hostfile, port)
+    raise typer.Exit(work(spec, overrides or [], to, wanted, output))
 
 
 @app.command()

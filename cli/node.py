@@ -21,25 +21,35 @@ from ..tiers.jsonfile import dumps, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
+from ..tiers.seal import Seal
 from .refusal import Refused, stop_at_once
+from .scheduler import Surroundings, endpoint_of, meeting_point
+from .token import shared_seal
 from .train import import_paths_of, locked, nursery_of, ranks_of, talk, write_down
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
-    from ..engine.line import Line, Message
+    from ..engine.lane import Message
+    from ..engine.line import Line
     from ..engine.outcome import Outcome
 
 ORPHAN_S = 10.0
+TOKEN_S = 30.0
+"""A network file system may remember for this long that a file was not there."""
 
 
-def place_of_this(spec: Spec, node_rank: int | None) -> int:
+def place_of_this(spec: Spec, node_rank: int | None, around: Surroundings) -> int:
     """The rank of this node. Raises Refused when it cannot be one, or when nothing tells where the nodes meet."""
-    nodes = spec.cluster.nodes
+    nodes, said = spec.cluster.nodes, f"--node-rank {node_rank}"
+    if node_rank is None and around.rank is not None and (nodes > 1 or around.nodes is not None):
+        node_rank, said = around.rank, f"{around.rank_variable}={around.rank} in the environment"
     if nodes == 1:
         if node_rank:
-            raise Refused(Code.USAGE, f"--node-rank {node_rank}: the job has 1 node (--nodes, cluster.nodes)")
+            raise Refused(Code.USAGE, f"{said}: the job has 1 node (--nodes, cluster.nodes)")
         return 0
-    if spec.cluster.rendezvous == "auto":
+    if node_rank is None and around.problem is not None:
+        raise Refused(Code.USAGE, around.problem)
+    if meeting_point(spec) is None:
         raise Refused(
             Code.BAD_SPEC,
             f"cluster.nodes is {nodes}, and nothing says where they meet: give an address of node 0 and a free port "
@@ -48,12 +58,12 @@ def place_of_this(spec: Spec, node_rank: int | None) -> int:
     if node_rank is None:
         raise Refused(Code.USAGE, f"which of the {nodes} nodes is this? give --node-rank, 0 to {nodes - 1}")
     if node_rank >= nodes:
-        raise Refused(Code.USAGE, f"--node-rank {node_rank} of {nodes} nodes: ranks begin at 0")
+        raise Refused(Code.USAGE, f"{said}: the job has {nodes} nodes (--nodes, cluster.nodes), and ranks begin at 0")
     return node_rank
 
 
-def join(spec: Spec, spec_folder: Path, node: int, as_json: bool) -> Code:
-    """Take part in a run that node 0 leads, until it ends."""
+def join(spec: Spec, spec_folder: Path, node: int, as_json: bool, seal: Seal | None) -> Code:
+    """Take part in a run that node 0 leads, until it ends. `seal` is of the token that was given, if one was."""
     from ..engine.network import NetworkError
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
@@ -62,7 +72,7 @@ def join(spec: Spec, spec_folder: Path, node: int, as_json: bool) -> Code:
     run.own.mkdir(parents=True, exist_ok=True)
     with locked(run), nursery_of(spec) as nursery:
         try:
-            outcome = _serve(run, spec, spec_folder, nursery, console)
+            outcome = _serve(run, spec, spec_folder, nursery, console, seal)
         except NetworkError as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
     console.print(f"node {node} of {spec.cluster.nodes}: {outcome.message}", soft_wrap=True)
@@ -72,19 +82,23 @@ def join(spec: Spec, spec_folder: Path, node: int, as_json: bool) -> Code:
     return outcome.code
 
 
-def _serve(run: RunDir, spec: Spec, spec_folder: Path, nursery: NurseryProcess | None, console: Console) -> Outcome:
+def _serve(
+    run: RunDir, spec: Spec, spec_folder: Path, nursery: NurseryProcess | None, console: Console, seal: Seal | None
+) -> Outcome:
     """Join, and join again if node 0 gives this node up while it is stopped or cut off."""
     from ..engine.hello import hello
-    from ..engine.line import Line
+    from ..engine.line import Line, wait_for_host
     from ..engine.member import GivenUp
-    from ..engine.network import check_interfaces, parse_endpoint
+    from ..engine.network import check_interfaces
 
-    endpoint = parse_endpoint(spec.cluster.rendezvous)
+    endpoint = endpoint_of(spec)
     check_interfaces(spec)
     while True:
         deadline = time.monotonic() + spec.cluster.rejoin_timeout
         console.print(f"node {run.node} of {spec.cluster.nodes}: looking for node 0 at {endpoint}")
-        with Line(endpoint, run.node, lambda address: hello(spec, run.node, address).to_json(), deadline) as line:
+        wait_for_host(endpoint, deadline)
+        seal = seal or shared_seal(run, time.monotonic() + TOKEN_S)
+        with Line(endpoint, run.node, lambda address: hello(spec, run.node, address).to_json(), deadline, seal) as line:
             try:
                 return _take_part(run, spec, spec_folder, nursery, line, console)
             except GivenUp as reason:

@@ -29,6 +29,8 @@ from .identity import stored_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
 from .run import check_supported
+from .scheduler import Surroundings, surroundings, tell_place
+from .token import given_seal
 from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
@@ -36,19 +38,34 @@ DRAINER_TIMEOUT_S = 120.0
 
 
 def resume(
-    arguments: list[str], start: str, as_json: bool, node_rank: int | None = None, allowed: Sequence[str] = ()
+    arguments: list[str],
+    start: str,
+    as_json: bool,
+    node_rank: int | None = None,
+    allowed: Sequence[str] = (),
+    token_file: str | None = None,
 ) -> int:
     """Find the run and the checkpoint, then train on; `allowed` keys may have changed. Returns the exit code."""
-    return guarded(lambda: _resume(arguments, start, as_json, node_rank, allowed), as_json)
+    return guarded(lambda: _resume(arguments, start, as_json, node_rank, allowed, token_file), as_json)
 
 
-def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | None, allowed: Sequence[str]) -> int:
+def _resume(
+    arguments: list[str],
+    start: str,
+    as_json: bool,
+    node_rank: int | None,
+    allowed: Sequence[str],
+    token_file: str | None,
+) -> int:
+    seal = given_seal(token_file)
     console = talk(as_json)
-    run, spec, spec_folder = _find_run(arguments, node_rank or 0)
+    around = surroundings()
+    run, spec, spec_folder = _find_run(arguments, (around.rank if node_rank is None else node_rank) or 0, around)
     check_supported(spec)
-    node = place_of_this(spec, node_rank)
+    node = place_of_this(spec, node_rank, around)
+    tell_place(spec, node, around, console)
     if node > 0:
-        return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json)
+        return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json, seal)
     before = _spec_before(run)
     meant = [*(word.partition("=")[0].strip() for word in arguments if "=" in word), *allowed]
     different = _refuse_other_training(before, spec, meant)
@@ -83,7 +100,7 @@ def _resume(arguments: list[str], start: str, as_json: bool, node_rank: int | No
                 f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
                 "give a larger max_steps or an earlier checkpoint (--from STEP)",
             )
-        return train(run, spec, info, _start(chosen, rejected, former), console, as_json)
+        return train(run, spec, info, _start(chosen, rejected, former), console, as_json, seal)
 
 
 def _last_state(
@@ -119,7 +136,7 @@ def _is_there(word: str) -> bool:
         return False  # longer than a path can be
 
 
-def _find_run(arguments: list[str], node: int) -> tuple[RunDir, Spec, Path]:
+def _find_run(arguments: list[str], node: int, around: Surroundings) -> tuple[RunDir, Spec, Path]:
     """From the command's words: the run's folder and the spec to go on with, which may be this node's own copy."""
     overrides = [word for word in arguments if "=" in word and not _is_there(word)]
     targets = [word for word in arguments if word not in overrides]
@@ -138,7 +155,7 @@ def _find_run(arguments: list[str], node: int) -> tuple[RunDir, Spec, Path]:
             )
         _refuse_other_place(run, overrides)
         return run, absolute(load_spec(run.spec, overrides)), target
-    spec = absolute(load_spec(target, overrides))
+    spec = absolute(load_spec(target, overrides, around.fallbacks))
     run = RunDir(Path(spec.output_dir).absolute())
     return run, spec, target.parent
 

@@ -13,26 +13,40 @@ from ..tiers.tier import disk_tier
 from .identity import fresh_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
+from .scheduler import surroundings, tell_place
+from .token import given_seal
 from .train import Start, absolute, locked, talk, train
 
 
-def run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None) -> int:
-    """Load the spec, take the output folder, train. Returns the exit code."""
-    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank), as_json)
+def run(
+    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None, token_file: str | None = None,
+    *, again: bool = False,
+) -> int:  # fmt: skip
+    """Load the spec, take the output folder, train. Returns the exit code.
+
+    `again`: a run that was cut off before anything was stored may be in the folder.
+    """
+    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank, token_file, again), as_json)
 
 
-def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None) -> int:
-    spec = absolute(load_spec(spec_path, overrides))
+def _run(
+    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None, again: bool
+) -> int:
+    seal = given_seal(token_file)
+    around = surroundings()
+    spec = absolute(load_spec(spec_path, overrides, around.fallbacks))
     check_supported(spec)
-    node = place_of_this(spec, node_rank)
+    node = place_of_this(spec, node_rank, around)
+    tell_place(spec, node, around, talk(as_json))
     if node > 0:
-        return join(spec, Path(spec_path).parent, node, as_json)
+        return join(spec, Path(spec_path).parent, node, as_json, seal)
     folder = RunDir(Path(spec.output_dir).absolute())
     folder.root.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        _refuse_used(folder, spec)
+        if not again:
+            _refuse_used(folder, spec)
         info = fresh_identity(folder, spec, Path(spec_path).parent)
-        return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json)
+        return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json, seal)
 
 
 def check_supported(spec: Spec) -> None:

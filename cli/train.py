@@ -25,9 +25,12 @@ from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir, sweep
 from ..tiers.places import keep_former, slow_tiers
 from ..tiers.recovery import Candidate
+from ..tiers.seal import Seal
 from ..tiers.tier import Tier, disk_tier
 from .identity import keep_identity
 from .refusal import Refused
+from .scheduler import endpoint_of
+from .token import own_seal
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
@@ -76,11 +79,13 @@ def talk(as_json: bool) -> Console:
     return Console(stderr=as_json, markup=False, highlight=False, emoji=False)
 
 
-def train(run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool) -> Code:
-    """Train until the end and tell how it went; the caller holds the lock."""
+def train(
+    run: RunDir, spec: Spec, info: dict[str, Any], start: Start, console: Console, as_json: bool, seal: Seal | None
+) -> Code:
+    """Train until the end and tell how it went; the caller holds the lock. `seal` is as for `join`."""
     import_paths = import_paths_of(spec, info)
     with ExitStack() as stack:
-        host = stack.enter_context(_rendezvous(spec))
+        host = stack.enter_context(_rendezvous(run, spec, seal))
         nursery = stack.enter_context(nursery_of(spec))
         plan = _going_on(run, plan_of(spec, import_paths)) if start.candidates else plan_of(spec, import_paths)
         memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=not start.candidates))
@@ -113,18 +118,18 @@ def conclude(
 
 
 @contextmanager
-def _rendezvous(spec: Spec) -> Iterator[Host | None]:
+def _rendezvous(run: RunDir, spec: Spec, seal: Seal | None) -> Iterator[Host | None]:
     """Where the other nodes come to; None for a run on one node. Raises Refused."""
     if spec.cluster.nodes == 1:
         yield None
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
     from ..engine.line import Host
-    from ..engine.network import NetworkError, check_interfaces, parse_endpoint
+    from ..engine.network import NetworkError, check_interfaces
 
     try:
         check_interfaces(spec)
-        host = Host(parse_endpoint(spec.cluster.rendezvous), spec.cluster.nodes)
+        host = Host(endpoint_of(spec), spec.cluster.nodes, seal or own_seal(run))
     except NetworkError as error:
         raise Refused(Code.MISSING_RESOURCE, str(error)) from error
     with host:

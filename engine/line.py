@@ -2,13 +2,16 @@
 
 Node 0 hosts the store. A call to a store whose host is stopped or cut off never returns, so a thread of its own makes
 all calls, and everybody else looks at what it has brought. Each sign of life is a counter that the reader compares
-with its own monotonic clock; no clock of another node counts. Keys are below a random token of this start of node 0,
+with its own monotonic clock; no clock of another node counts. Keys are below a random word of this start of node 0,
 so a launcher of an earlier start speaks to nobody.
+
+The store asks nobody who he is. So every value has the seal of the run's token over its own key: what has not is no
+message, and what a stranger has put in a message's place is written again until its reader has confirmed it. The words
+in the keys are new at each start, so nothing that was recorded before counts again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import socket
@@ -18,69 +21,26 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ..tiers.seal import Seal
+from .lane import Desk, Lane, Message, parse
 from .network import Endpoint, NetworkError, address_towards, listen, resolve
 
 POLL_S = 0.1
 STORE_TIMEOUT = timedelta(seconds=30)
 CONNECT_S = 1.0
-TOKEN_KEY = "dtrain/token"
-MAX_MESSAGE = 256 * 2**20
+START_KEY = "dtrain/start"
+FIRST_CONTACT_S = 3.0
+"""Longest wait for a first word of node 0 that has the seal, where somebody writes over it."""
 FORGET_S = 600.0
 """A launcher that was given up may wake up and ask for this long."""
 STARVED_S = 2.0
 """A pause of our own thread after which nobody's silence counts."""
 
-Message = dict[str, Any]
 Sign = Callable[[], Message]
 """What a launcher tells of itself with every sign of life."""
-
-
-class Lane:
-    """Numbered messages from one launcher to another; each is deleted as it is read."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        """Write or read below `name`."""
-        self._store, self._name = store, name
-        self._sent = self._read = 0
-        self._waiting: deque[Message] = deque()
-
-    def post(self, message: Message) -> None:
-        """Send it with the next turn of the thread."""
-        self._waiting.append(message)
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether everything posted is in the store."""
-        return not self._waiting
-
-    def flush(self) -> None:
-        """Put what waits into the store."""
-        while self._waiting:
-            self._store.set(f"{self._name}/{self._sent}", json.dumps(self._waiting[0]))
-            self._sent += 1
-            self._waiting.popleft()
-
-    def take(self) -> list[Message]:
-        """What has come since."""
-        found = []
-        while self._store.check([key := f"{self._name}/{self._read}"]):
-            found.append(_parse(self._store.get(key)))
-            self._store.delete_key(key)
-            self._read += 1
-        return found
-
-
-def _parse(data: bytes) -> Message:
-    """A message; what is none reads as an empty one, which nobody acts on."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(data) if len(data) <= MAX_MESSAGE else None
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 class Life:
@@ -88,14 +48,15 @@ class Life:
 
     def __init__(self) -> None:
         """It lives until it is seen not to."""
-        self.count: object = None
+        self.count = 0
         self.changed = time.monotonic()
         self.sign: Message = {}
 
     def see(self, sign: Message) -> None:
-        """Take what the other one says of itself now."""
-        if sign.get("count") != self.count:
-            self.count, self.sign, self.changed = sign.get("count"), sign, time.monotonic()
+        """Take what the other one says of itself now; an older sign that is shown again is none."""
+        count = sign.get("count")
+        if isinstance(count, int) and count > self.count:
+            self.count, self.sign, self.changed = count, sign, time.monotonic()
 
     @property
     def silent_s(self) -> float:
@@ -111,6 +72,17 @@ class _Turning(ABC):
         self._wake, self._closed = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._last = time.monotonic()
+        self.desk: Desk
+        self._told: set[str] = set()
+
+    def strangers(self) -> list[str]:
+        """What is to be told of values in the store that nobody of this run has written; each key once."""
+        new = [key for key in list(self.desk.strangers) if key not in self._told]
+        self._told.update(new)
+        return [
+            f"somebody without this run's token has written into the store at the rendezvous ({key}); it was not heeded"
+            for key in new
+        ]
 
     def close(self) -> None:
         """End the thread; one that hangs in a call is left alone."""
@@ -145,12 +117,12 @@ class _Turning(ABC):
 class Mate:
     """Another node's launcher, as node 0 knows it."""
 
-    def __init__(self, store: Store, node: int, hello: Message) -> None:
+    def __init__(self, desk: Desk, node: int, hello: Message) -> None:
         """It has said hello with these words."""
         self.node, self.hello, self.word = node, hello, str(hello.get("word"))
         self.life = Life()
-        self.down = Lane(store, f"down/{self.word}")
-        self.up = Lane(store, f"up/{self.word}")
+        self.down = Lane(desk, f"down/{self.word}")
+        self.up = Lane(desk, f"up/{self.word}")
         self.ready = False
         """It has made room for its snapshots and waits for work."""
         self.dead: str | None = None
@@ -168,17 +140,19 @@ class Mate:
 class Host(_Turning):
     """Node 0's end: hosts the store and hears all others. Use as a context manager."""
 
-    def __init__(self, endpoint: Endpoint, nodes: int) -> None:
+    def __init__(self, endpoint: Endpoint, nodes: int, seal: Seal) -> None:
         """Listen at the rendezvous; raises NetworkError."""
         super().__init__("dtrain-line")
         self.endpoint, self.nodes = endpoint, nodes
-        self.token = secrets.token_hex(16)
+        start = secrets.token_hex(16)
         self._root = open_store(endpoint)
         self.port = self._root.port
-        self._root.set(TOKEN_KEY, self.token)
-        self._store = PrefixStore(f"dtrain/{self.token}", self._root)
+        self._start = seal.sealed(START_KEY, start)
+        self._root.set(START_KEY, self._start)
+        self.desk = Desk(self._root, f"dtrain/{start}", seal)
         self._count = 0
-        self._hellos: dict[int, bytes] = {}
+        self._words: set[str] = set()
+        """Of all launchers that have ever said hello."""
         self._mates: list[Mate] = []
         self._inbox: deque[tuple[Mate, Message]] = deque()
 
@@ -203,11 +177,13 @@ class Host(_Turning):
 
     def _turn(self) -> None:
         self._count += 1
-        self._store.set("beat/0", json.dumps({"count": self._count}))
+        self._root.set(START_KEY, self._start)
+        self.desk.write("beat/0", json.dumps({"count": self._count}))
         for node in range(1, self.nodes):
-            if self._store.check([key := f"hello/{node}"]) and (said := self._store.get(key)) != self._hellos.get(node):
-                self._hellos[node] = said
-                self._mates.append(Mate(self._store, node, _parse(said)))
+            said = parse(self.desk.read(f"hello/{node}"))
+            if said and (word := str(said.get("word"))) not in self._words:
+                self._words.add(word)
+                self._mates.append(Mate(self.desk, node, said))
                 self._inbox.append((self._mates[-1], {"kind": "hello"}))
         self._mates = [mate for mate in self._mates if mate.dead is None or mate.life.silent_s < FORGET_S]
         for mate in self._mates:
@@ -215,8 +191,7 @@ class Host(_Turning):
 
     def _hear(self, mate: Mate) -> None:
         mate.down.flush()
-        if self._store.check([beat := f"beat/{mate.word}"]):
-            mate.life.see(_parse(self._store.get(beat)))
+        mate.life.see(parse(self.desk.read(f"beat/{mate.word}")))
         for message in mate.up.take():
             self._inbox.append((mate, message))
 
@@ -228,7 +203,9 @@ class Host(_Turning):
 class Line(_Turning):
     """Another node's end. Use as a context manager."""
 
-    def __init__(self, endpoint: Endpoint, node: int, hello: Callable[[str], Message], deadline: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, node: int, hello: Callable[[str], Message], deadline: float, seal: Seal
+    ) -> None:
         """Find node 0 before `deadline` (time.monotonic); raises NetworkError.
 
         `hello` makes, of this node's address, what it says of itself when the line is entered.
@@ -236,26 +213,26 @@ class Line(_Turning):
         super().__init__("dtrain-line")
         self.endpoint, self.node = endpoint, node
         self.sign: Sign = dict
-        _wait_for_host(endpoint, deadline)
+        wait_for_host(endpoint, deadline)
         self.address = address_towards(endpoint.host, endpoint.port)
         try:
             root = TCPStore(
                 endpoint.host, endpoint.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
             )
-            token = root.get(TOKEN_KEY).decode()
+            start = _start_of(root, endpoint, seal)
         except RuntimeError as error:
             raise NetworkError(f"at {endpoint} is no node 0 of dtrain: {str(error).splitlines()[0]}") from error
-        self._store = PrefixStore(f"dtrain/{token}", root)
+        self.desk = Desk(root, f"dtrain/{start}", seal)
         self.word = secrets.token_hex(8)
         self.host = Life()
         self._asked = time.monotonic()
         self._hello = json.dumps({**hello(self.address), "word": self.word})
-        self._up, self._down = Lane(self._store, f"up/{self.word}"), Lane(self._store, f"down/{self.word}")
+        self._up, self._down = Lane(self.desk, f"up/{self.word}"), Lane(self.desk, f"down/{self.word}")
         self._count = 0
         self._inbox: deque[Message] = deque()
 
     def __enter__(self) -> Line:
-        self._store.set(f"hello/{self.node}", self._hello)
+        self._say_hello()
         self._thread.start()
         return self
 
@@ -292,14 +269,33 @@ class Line(_Turning):
 
     def _turn(self) -> None:
         self._count += 1
-        self._store.set(f"beat/{self.word}", json.dumps({**self.sign(), "count": self._count}))
+        if not self._down.is_heard:
+            self._say_hello()
+        self.desk.write(f"beat/{self.word}", json.dumps({**self.sign(), "count": self._count}))
         self._up.flush()
-        if self._store.check(["beat/0"]):
-            self.host.see(_parse(self._store.get("beat/0")))
+        self.host.see(parse(self.desk.read("beat/0")))
         self._inbox.extend(self._down.take())
+
+    def _say_hello(self) -> None:
+        self.desk.write(f"hello/{self.node}", self._hello)
 
     def _forgive(self) -> None:
         self.host.changed = time.monotonic()
+
+
+def _start_of(root: TCPStore, endpoint: Endpoint, seal: Seal) -> str:
+    """The word of this start of node 0, once it has shown that it has the run's token. Raises NetworkError."""
+    deadline = time.monotonic() + FIRST_CONTACT_S
+    while True:
+        start = seal.opened(START_KEY, root.get(START_KEY))
+        if start is not None:
+            return start
+        if time.monotonic() > deadline:
+            raise NetworkError(
+                f"node 0 at {endpoint} does not have this node's token, or it is the node 0 of another run: all nodes "
+                "need the same one (--token-file or DTRAIN_TOKEN; else it is in the output_dir, which they share)"
+            )
+        time.sleep(POLL_S)
 
 
 def open_store(endpoint: Endpoint, port: int | None = None) -> TCPStore:
@@ -315,7 +311,7 @@ def open_store(endpoint: Endpoint, port: int | None = None) -> TCPStore:
     )
 
 
-def _wait_for_host(endpoint: Endpoint, deadline: float) -> None:
+def wait_for_host(endpoint: Endpoint, deadline: float) -> None:
     """Wait until somebody listens at the rendezvous: torch's own attempts write into the terminal."""
     started = time.monotonic()
     while True:

@@ -23,8 +23,9 @@ from ..tiers.store import Place
 from .agent import Interrupted, Seat, StopSignals
 from .drain import DrainerProcess
 from .forks import NurseryProcess
+from .lane import Message
 from .launch import DRAINER_PATIENCE_S, drain_job
-from .line import Line, Message
+from .line import Line
 from .network import LOOPBACK, interface_of, interfaces
 from .outcome import Outcome
 from .reach import Doors, door_from_json, unreachable
@@ -145,6 +146,8 @@ class Member:
         self.line.post({"kind": "stop", "number": number})
 
     def _check_host(self) -> None:
+        for words in self.line.strangers():
+            self.say(words)
         why = self.line.lost(2 * self.spec.cluster.heartbeat_timeout)
         if why is None and self._deadline is not None and time.monotonic() > self._deadline:
             why = "interrupted, and node 0 does not answer"

@@ -22,7 +22,8 @@ from .agent import Ended, Interrupted, Seat
 from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict
 from .hello import Hello, refusal
 from .job import WorkerError
-from .line import Host, Mate, Message, open_store
+from .lane import Message
+from .line import Host, Mate, open_store
 from .network import interface_towards, interfaces, is_loopback
 from .reach import Door, Doors, door_from_json, unreachable
 from .shift import Report, report_from_json
@@ -311,6 +312,8 @@ class Team(Alone):
 
     def _handle(self) -> None:
         with self._lock:
+            for words in self.host.strangers():
+                self.tell("warning", detail=words)
             for mate, message in self.host.receive():
                 self._take(mate, message)
             self._decide_between_twins()

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 from .errors import Problem, SpecError
 from .interpolate import expanded
 from .models import Spec
-from .overrides import applied
+from .overrides import applied, split
 from .overrides import label as name
 from .semantics import contradictions, not_finite
 from .support import planned
 from .syntax import UNSPACED
-from .tree import Finding, Items, Keys, Node, Scalar, dotted, from_values, located, plain
+from .tree import Finding, Items, Keys, Node, Scalar, dotted, find, from_values, located, plain
 from .wording import check
 from .yaml12 import MAX_BYTES, decode, parse
 
@@ -26,9 +26,10 @@ MAX_PROBLEMS = 100
 """Most problems of one report."""
 
 
-def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+def load_spec(path: str | Path, overrides: Sequence[str] = (), fallbacks: Sequence[str] = ()) -> Spec:
     """Read and check a spec file; `overrides` are texts like `training.optimizer.lr=1e-3`.
 
+    `fallbacks` are such texts too, for keys that neither the file nor an override has.
     Raises SpecError with all problems, each with its line and what to do about it.
     """
     label = os.fspath(path).encode("utf-8", "backslashreplace").decode()
@@ -38,11 +39,12 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     root, problems = parse(text, label)
     if root is None and problems:
         raise SpecError(problems)
-    sources = [label, *(name(override) for override in overrides)]
+    sources = [label, *(name(override) for override in (*overrides, *fallbacks))]
     root, broken = _top_level(root, label)
     problems += broken
     root, refused = applied(root, list(overrides))
-    problems += refused
+    root, unfit = applied(root, [text for text in fallbacks if root is None or find(root, split(text)[0]) is None])
+    problems += [*refused, *unfit]
     if broken or root is None:
         raise _all(problems, sources)
     stored = label if label.endswith(".json") else None

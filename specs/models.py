@@ -19,7 +19,7 @@ ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
 HELD_OUT = 0.01
 """Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-RENDEZVOUS_PATTERN = r"^(auto|([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5})$"
+RENDEZVOUS_PATTERN = r"^(auto|slurm|([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5})$"
 INTERFACE_PATTERN = r"^[^\s/,:]{1,15}$"
 
 
@@ -246,7 +246,8 @@ class Cluster(Block):
     hardware: Hardware = Hardware()
     """Figures of the hardware that replace the planner's."""
     rendezvous: Annotated[str, Field(pattern=RENDEZVOUS_PATTERN)] = "auto"
-    """Where the nodes meet: `HOST:PORT`, an address of node 0; auto: nowhere, for a run on one node."""
+    """Where the nodes meet: `HOST:PORT`, an address of node 0; auto: as what starts the nodes says, if anything does
+    (Slurm, torchrun's variables); slurm: as Slurm says, and nowhere else."""
     rejoin_timeout: Seconds = 600.0
     """Longest wait for a node that has not come yet, or that died and is to be started again."""
     max_restarts: WholeNumber = 3

@@ -70,8 +70,6 @@ def _cluster(root: Node) -> Iterator[Finding]:
     nodes = _text(root, ("cluster", "nodes"))
     if nodes is not None and _ELASTIC.fullmatch(nodes):
         yield _refusal(("cluster", "nodes"), "an elastic number of nodes", "one whole number works today")
-    if (_text(root, ("cluster", "rendezvous")) or "").lower() == "slurm":
-        yield _refusal(("cluster", "rendezvous"), "the rendezvous `slurm`", "`HOST:PORT` of node 0 works today")
 
 
 def planned(root: Node) -> list[Finding]:

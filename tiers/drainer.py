@@ -270,7 +270,7 @@ def step_back() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the drainer of one node. Returns 69 when a tier failed whose `on_failure` is `stop`."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # Slurm tells all
         signal.signal(number, signal.SIG_IGN)  # it ends through its pipe, so that it never leaves work half done
     step_back()
     drainer = Drainer(drain_job_from_json(read(Path(arguments[0]))))

@@ -20,7 +20,8 @@ from dtrain.engine import team as teams
 from dtrain.engine.agent import Ended, Interrupted
 from dtrain.engine.alone import NodeMissing
 from dtrain.engine.hello import hello, refusal
-from dtrain.engine.line import Host, Line, Message
+from dtrain.engine.lane import Message
+from dtrain.engine.line import Host, Line
 from dtrain.engine.network import NetworkError, parse_endpoint
 from dtrain.engine.reach import Doors, door_from_json, unreachable
 from dtrain.engine.shift import Report
@@ -30,10 +31,12 @@ from dtrain.tiers.agree import look
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import Candidate
+from dtrain.tiers.seal import Seal
 from dtrain.tiers.store import Place
 
 CANDIDATES = [Candidate(Version(attempt=1, step=step), Place("memory", "")) for step in (5, 4)]
 TIMEOUT_S = 1.5
+SEAL = Seal("a token that all nodes have")
 Told = list[tuple[str, dict[str, Any]]]
 
 
@@ -51,7 +54,7 @@ class Mate:
     def __init__(self, spec: Spec, memory: MemoryDir, node: int = 1, **said: Any) -> None:
         endpoint = parse_endpoint(spec.cluster.rendezvous)
         self.line = Line(
-            endpoint, node, lambda address: hello(spec, node, address).to_json() | said, time.monotonic() + 5
+            endpoint, node, lambda address: hello(spec, node, address).to_json() | said, time.monotonic() + 5, SEAL
         )
         self.memory = memory
         self.heard: list[Message] = []
@@ -117,7 +120,7 @@ class Scene:
             memory.path.mkdir()
         self.told: Told = []
         self.spec = spec_for(free_port())
-        self.host = Host(parse_endpoint(self.spec.cluster.rendezvous), 2)
+        self.host = Host(parse_endpoint(self.spec.cluster.rendezvous), 2, SEAL)
         mine = hello(self.spec, 0, "")
         self.team = Team(self.host, self.spec, self.memories[0], [], mine, {"run_id": "r", "fresh": True}, self._tell)
 
@@ -280,7 +283,7 @@ def test_what_is_no_message_ends_nothing_but_its_sender(scene: Scene, message: M
 def test_without_a_host_a_line_says_so_at_its_deadline() -> None:
     port = free_port()
     with pytest.raises(NetworkError, match=rf"nobody listens at the rendezvous 127\.0\.0\.1:{port} .* --node-rank 0"):
-        Line(parse_endpoint(f"127.0.0.1:{port}"), 1, lambda address: {}, time.monotonic() + 0.2)
+        Line(parse_endpoint(f"127.0.0.1:{port}"), 1, lambda address: {}, time.monotonic() + 0.2, SEAL)
 
 
 def test_a_line_notices_that_the_host_is_gone(scene: Scene) -> None:
@@ -298,9 +301,9 @@ def test_a_line_notices_that_the_host_is_gone(scene: Scene) -> None:
 def test_a_rendezvous_that_is_taken_or_elsewhere_is_refused(scene: Scene) -> None:
     endpoint = parse_endpoint(scene.spec.cluster.rendezvous)
     with pytest.raises(NetworkError, match=rf"port {endpoint.port} of the rendezvous .* is in use by process \d+"):
-        Host(endpoint, 2)
+        Host(endpoint, 2, SEAL)
     with pytest.raises(NetworkError, match="is no address of this node"):
-        Host(parse_endpoint(f"192.0.2.1:{endpoint.port}"), 2)
+        Host(parse_endpoint(f"192.0.2.1:{endpoint.port}"), 2, SEAL)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
     "elastic, unquoted": ("nodes: 2, w", "nodes: 2:4, w", "cluster.nodes", "one whole number"),
     "elastic, dots": ("nodes: 2, w", "nodes: 2..4, w", "cluster.nodes", "one whole number"),
-    "slurm": ("device: cpu", "rendezvous: slurm", "cluster.rendezvous", "`HOST:PORT`"),
     "peer": (
         "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type",
         "`memory`, `disk` and `object`",
