@@ -22,6 +22,7 @@ from dtrain.engine.alone import NodeMissing
 from dtrain.engine.hello import hello, refusal
 from dtrain.engine.line import Host, Line, Message
 from dtrain.engine.network import NetworkError, parse_endpoint
+from dtrain.engine.peers import NoPeers
 from dtrain.engine.reach import Doors, door_from_json, unreachable
 from dtrain.engine.shift import Report
 from dtrain.engine.team import Team
@@ -119,7 +120,9 @@ class Scene:
         self.spec = spec_for(free_port())
         self.host = Host(parse_endpoint(self.spec.cluster.rendezvous), 2)
         mine = hello(self.spec, 0, "")
-        self.team = Team(self.host, self.spec, self.memories[0], [], mine, {"run_id": "r", "fresh": True}, self._tell)
+        self.team = Team(
+            self.host, self.spec, self.memories[0], [], mine, {"run_id": "r", "fresh": True}, self._tell, NoPeers()
+        )
 
     def _tell(self, event: str, **details: Any) -> None:
         self.told.append((event, details))

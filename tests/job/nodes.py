@@ -39,6 +39,7 @@ class Cluster:
     host: str = "127.0.0.1"
     within: dict[int, list[str]] = field(default_factory=dict)
     """What runs a node's command somewhere else."""
+    nodes: int = NODES
 
     def start(self, node: int, *words: str, command: str = "run", fault: str = "") -> subprocess.Popen[str]:
         """Start the command of one node."""
@@ -49,7 +50,7 @@ class Cluster:
 
     def start_all(self, *words: str, command: str = "run", fault: str = "") -> None:
         """Start the same command on all nodes."""
-        for node in range(NODES):
+        for node in range(self.nodes):
             self.start(node, *words, command=command, fault=fault)
 
     def end(self, timeout: float = 60) -> list[Ended]:
@@ -70,18 +71,28 @@ class Cluster:
         os.kill(self.running[node].pid, signal.SIGKILL)
         finish(self.running.pop(node))
 
+    def lose_node(self, node: int) -> None:
+        """Kill -9 of a launcher and of all it leaves, and its memory is gone: the machine has been replaced."""
+        self.kill_node(node)
+        mine = str(self.memory(node).path)
+        for process in psutil.process_iter(["cmdline"]):
+            if any(mine in word for word in process.info["cmdline"] or ()):
+                with suppress(psutil.Error):
+                    process.kill()
+        self.memory(node).remove()
+
     def assert_nothing_left(self) -> None:
         """No process, nothing in any node's memory, no temporary file."""
         self.job.assert_nothing_left()
-        assert not [node for node in range(NODES) if self.memory(node).path.exists()]
+        assert not [node for node in range(self.nodes) if self.memory(node).path.exists()]
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    """Two nodes that leave nothing behind, whatever the test did."""
+def cluster(folder: Path, nodes: int = NODES) -> Iterator[Cluster]:
+    """Nodes that leave nothing behind, whatever the test did."""
     job = Job(folder, {"OMP_NUM_THREADS": "1"})  # the nodes share the cores of one machine
-    job.write_spec(SMALL)
-    made = Cluster(job)
+    job.write_spec(SMALL.replace(f"nodes: {NODES}", f"nodes: {nodes}"))
+    made = Cluster(job, nodes=nodes)
     try:
         yield made
     finally:
@@ -89,5 +100,5 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         for process in made.running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=5)
-        for node in range(NODES):
+        for node in range(nodes):
             made.memory(node).remove()
