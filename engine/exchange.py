@@ -85,7 +85,7 @@ class Exchange:
         return dumps({"shards": shards, "error": error})
 
     def _ranks_here(self) -> range:
-        first = self.context.rank - self.context.local_rank
+        first = self.context.rank - self.context.rank % self.workers
         return range(first, first + self.workers)
 
     def _slot(self, candidate: Candidate, rank: int) -> tuple[Slot, SlotRecord] | None:
