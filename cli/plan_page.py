@@ -28,7 +28,7 @@ from .tables import fitting
 
 UNKNOWN = "?"
 INDENT = 2
-WRITES = {"disk": "write to disk", "object": "upload to the object store"}
+WRITES = {"peer": "copy to peers", "disk": "write to disk", "object": "upload to the object store"}
 KINDS = {"process": "a worker ends", "node": "a node is lost", "cluster": "all nodes are lost"}
 _TO_ASCII = str.maketrans({"µ": "u", "·": "|", "…": "~"})
 
@@ -175,7 +175,7 @@ def _copied(plan: Plan, glyphs: Glyphs) -> Iterator[RenderableType]:
 
 def _drained(plan: Plan) -> list[TierPlan]:
     """The tiers that are filled behind the training, fastest first."""
-    return [tier for tier in plan.tiers if tier.type != "memory"]
+    return [tier for tier in plan.tiers if tier.type not in ("memory", "peer")]
 
 
 def _every(tier: TierPlan) -> str:
@@ -223,17 +223,28 @@ def _tiers(plan: Plan, width: int) -> Iterator[RenderableType]:
             UNKNOWN if tier.write_s is None else duration(tier.write_s),
             str(tier.keep),
             UNKNOWN if tier.peak_bytes is None else size(tier.peak_bytes),
-            ", ".join(tier.survives),
+            ", ".join(_survives(tier)),
         )
     yield Padding(fitting(table, width - INDENT), (0, 0, 0, INDENT))
     for tier in plan.tiers:
         if tier.auto:
             yield _line(f"{tier.type} {_every(tier)}: {tier.why}", "dim")
+    for tier in plan.tiers:
+        if tier.replicas is not None and plan.model.state_bytes_per_rank is not None:
+            node_bytes = plan.model.state_bytes_per_rank * plan.training.workers_per_node
+            pace = "" if tier.pace_bytes_per_s is None else f", at {size(tier.pace_bytes_per_s)}/s beside gradients"
+            to = plural(tier.replicas, "other node")
+            yield _line(f"peer sends {size(node_bytes * tier.replicas)} per node and copy to {to}{pace}", "dim")
     for tier in _drained(plan):
         kept = "" if tier.keep_every is None else f" and one every {plural(tier.keep_every, 'step')}"
         peak = "" if tier.peak_bytes is None else f", at most {size(tier.peak_bytes)}"
         files = f" in {tier.peak_files:,} {'objects' if tier.type == 'object' else 'files and folders'}"
         yield _line(f"{tier.type} keeps the newest {tier.keep}{kept}{peak}{files}", "dim")
+
+
+def _survives(tier: TierPlan) -> Iterator[str]:
+    for kind in tier.survives:
+        yield f"up to {tier.replicas} nodes" if kind == "node" and (tier.replicas or 0) > 1 else kind
 
 
 def _memory(plan: Plan) -> Iterator[RenderableType]:
@@ -254,6 +265,8 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
     yield _line(f"rank {size(need.device_bytes_per_rank)}{limit}: {split}")
     if need.host_bytes_per_node is not None and need.slot_bytes_per_node is not None:
         slots = f", {size(need.slot_bytes_per_node)} of it snapshots in tmpfs" if need.slot_bytes_per_node else ""
+        if need.replica_bytes_per_node:
+            slots += f" ({size(need.replica_bytes_per_node)} for copies of other nodes')"
         limit = "" if need.host_limit_bytes is None else f" of {size(need.host_limit_bytes)}"
         yield _line(f"node {size(need.host_bytes_per_node)}{limit} host memory{slots}")
 

@@ -20,9 +20,10 @@ from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
 from ..tiers.fence import Taken
 from ..tiers.jsonfile import Unreadable, append_event, read, replace
 from ..tiers.layout import RunDir
+from ..tiers.leftovers import sweep
 from ..tiers.lineage import highest_attempt, holdings, remembered
 from ..tiers.lock import FileLock, FolderLock, Locked
-from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir, sweep
+from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
 from ..tiers.places import keep_former, slow_tiers
 from ..tiers.recovery import Candidate
 from ..tiers.seal import Seal
@@ -141,6 +142,7 @@ def _team(
 ) -> Team:
     """The other nodes of the run."""
     from ..engine.hello import hello
+    from ..engine.peers import peers_of
     from ..engine.team import Team
 
     welcome = {"run_id": run_id, "fresh": fresh, "plan": plan.to_json()}
@@ -148,7 +150,8 @@ def _team(
     def tell(event: str, **details: object) -> None:
         append_event(run.events, event, None, max(run.last_attempt(), used + 1), **details)
 
-    return Team(host, spec, memory, slow_tiers(spec, run, run_id), hello(spec, 0, ""), welcome, tell)
+    peers = peers_of(run, spec, plan, memory, run_id)
+    return Team(host, spec, memory, slow_tiers(spec, run, run_id), hello(spec, 0, ""), welcome, tell, peers)
 
 
 def ranks_of(spec: Spec, node: int) -> tuple[int, ...] | None:

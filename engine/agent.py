@@ -213,3 +213,8 @@ def _quiet(path: Path) -> Iterator[None]:
             other.handlers, other.propagate = its_handlers, its_propagate
         with contextlib.suppress(OSError):
             handler.close()
+
+
+def stop_signal(number: object) -> int:
+    """The signal that reached another node's launcher; what is none counts as SIGTERM."""
+    return number if isinstance(number, int) and number in set(signal.Signals) else int(signal.SIGTERM)

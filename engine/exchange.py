@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 
 from ..tiers.digest import digest
 from ..tiers.jsonfile import Unreadable, dumps
-from ..tiers.memory import MemoryDir, SlotRecord, parse_record
+from ..tiers.memory import MemoryDir, Slot, SlotRecord, parse_record
 from ..tiers.recovery import Candidate, Content, Wanted
 from ..tiers.shardfile import Shard, ShardReader, parse_header
 from ..tiers.whole import Facts
@@ -44,19 +45,18 @@ class Given:
 class Exchange:
     """Opens checkpoints that lie in the memory of several nodes."""
 
-    def __init__(self, memory: MemoryDir, context: Context, channel: StorageChannel) -> None:
-        """Give what is in this node's `memory`, over `channel`."""
-        self.memory, self.context, self.channel = memory, context, channel
+    def __init__(self, memory: MemoryDir, context: Context, channel: StorageChannel, workers: int = 1) -> None:
+        """Give what is in this node's `memory`, over `channel`; it has as many `workers`."""
+        self.memory, self.context, self.channel, self.workers = memory, context, channel, workers
 
     def open(self, candidate: Candidate) -> Exchanged:
         """Learn who has which shard; every rank must call it. Raises Unreadable, on all ranks alike."""
         heard = self.context.gather_bytes(self._what_we_have(candidate))
-        given: dict[int, Given] = {}
-        reason = ""
+        reason, given = "", dict[int, Given]()
         try:
-            for rank, said in enumerate(heard):
-                given |= {one.shard.rank: one for one in _understood(rank, said) if one.shard.rank not in given}
-            _check_complete(given, candidate)
+            understood = [_understood(rank, said) for rank, said in enumerate(heard)]
+            given = nearest([one for found, _ in understood for one in found])
+            _check_complete(given, candidate, [words for _, words in understood if words])
         except Unreadable as error:
             reason = str(error)
         if not self.context.all_agree(not reason):
@@ -64,23 +64,43 @@ class Exchange:
         return Exchanged(candidate, [given[rank] for rank in sorted(given)], self)
 
     def _what_we_have(self, candidate: Candidate) -> bytes:
-        """This rank's own shard: header and commit record, or why there is none."""
-        try:
-            with ExitStack() as stack:
-                record, reader = self.reader(candidate, self.context.rank, stack)
-                with reader.head() as head:
-                    header = base64.b64encode(head).decode()
-                return dumps({"record": json.loads(record.to_bytes()), "header": header})
-        except Unreadable as error:
-            return dumps({"error": str(error)})
+        """Headers and commit records of the shards that this rank can give, or why it has not even its own.
+
+        The copies that its node keeps for others are divided among the ranks of the node.
+        """
+        own, workers = self.context.rank, self.workers
+        wanted = [own] if self._slot(candidate, own) is not None else []
+        kept = {record.rank for slot in self.memory.every_slot() if (record := slot.record()) is not None}
+        wanted += [rank for rank in sorted(kept - set(self._ranks_here())) if rank % workers == own % workers]
+        shards, error = [], "" if own in wanted else f"{candidate.version} of rank {own} is not in its node's memory"
+        for rank in wanted:
+            try:
+                with ExitStack() as stack:
+                    record, reader = self.reader(candidate, rank, stack)
+                    with reader.head() as head:
+                        header = base64.b64encode(head).decode()
+                    shards.append({"record": json.loads(record.to_bytes()), "header": header})
+            except Unreadable as failure:
+                error = error or (str(failure) if rank == own else "")
+        return dumps({"shards": shards, "error": error})
+
+    def _ranks_here(self) -> range:
+        first = self.context.rank - self.context.rank % self.workers
+        return range(first, first + self.workers)
+
+    def _slot(self, candidate: Candidate, rank: int) -> tuple[Slot, SlotRecord] | None:
+        for slot in self.memory.every_slot():
+            record = slot.record() if slot.rank == rank else None
+            if record is not None and record.version == candidate.version and record.world == slot.world:
+                return slot, record
+        return None
 
     def reader(self, candidate: Candidate, rank: int, stack: ExitStack) -> tuple[SlotRecord, ShardReader]:
         """A shard in this node's memory, mapped until `stack` is left. Raises Unreadable."""
-        for slot in self.memory.all_slots():
-            record = slot.record() if slot.rank == rank else None
-            if record is not None and record.version == candidate.version and record.world == slot.world:
-                return record, stack.enter_context(ShardReader(slot.file))
-        raise Unreadable(f"{candidate.version} of rank {rank} is not in the memory of its node")
+        found = self._slot(candidate, rank)
+        if found is None:
+            raise Unreadable(f"{candidate.version} of rank {rank} is not in the memory of its node")
+        return found[1], stack.enter_context(ShardReader(found[0].file))
 
 
 class Exchanged:
@@ -168,28 +188,43 @@ class Exchanged:
         return len(others) == self.exchange.context.world - 1 and bool(others) and giver not in others
 
 
-def _understood(rank: int, said: bytes) -> list[Given]:
-    """The shards that a rank gives. Raises Unreadable."""
+def nearest(offers: Sequence[Given]) -> dict[int, Given]:
+    """For each shard the rank that gives it: its own, else of those that keep a copy the one with least to give."""
+    given = {one.shard.rank: one for one in offers if one.giver == one.shard.rank}
+    load = Counter(one.giver for one in given.values())
+    for rank in sorted({one.shard.rank for one in offers} - given.keys()):
+        copies = [one for one in offers if one.shard.rank == rank]
+        given[rank] = min(copies, key=lambda one: (load[one.giver], one.giver))
+        load[given[rank].giver] += 1
+    return given
+
+
+def _understood(rank: int, said: bytes) -> tuple[list[Given], str]:
+    """The shards that a rank gives, and why it has not its own. Raises Unreadable."""
+    found = []
     try:
         heard = json.loads(said)
-        if "error" in heard:
-            raise Unreadable(str(heard["error"]))
-        record = parse_record(heard["record"], f"rank {rank}")
-        header = base64.b64decode(heard["header"], validate=True)
+        for one in heard["shards"]:
+            record = parse_record(one["record"], f"rank {rank}")
+            header = base64.b64decode(one["header"], validate=True)
+            shard = parse_header(header[_LENGTH:], f"the shard of rank {record.rank}")
+            if digest(header) != record.header_digest or len(shard.entries) != len(record.digests):
+                raise Unreadable(f"the shard of rank {record.rank}: the header does not match the commit record")
+            found.append(Given(rank, shard, record))
+        return found, str(heard["error"])
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         raise Unreadable(f"rank {rank} does not say what it has ({error})") from error
-    shard = parse_header(header[_LENGTH:], f"the shard of rank {record.rank}")
-    if digest(header) != record.header_digest or len(shard.entries) != len(record.digests):
-        raise Unreadable(f"the shard of rank {record.rank}: the header does not match the commit record")
-    return [Given(rank, shard, record)]
 
 
-def _check_complete(given: dict[int, Given], candidate: Candidate) -> None:
-    """All shards of one snapshot are there. Raises Unreadable."""
+def _check_complete(given: dict[int, Given], candidate: Candidate, lacks: Sequence[str]) -> None:
+    """All shards of one snapshot are there. Raises Unreadable; `lacks`: what ranks say of their own shards."""
     worlds = {one.record.world for one in given.values()}
     runs = {one.record.run_id for one in given.values()}
+    if not given:
+        raise Unreadable(lacks[0] if lacks else f"{candidate.version} is in no node's memory")
     if len(worlds) != 1 or len(runs) != 1:
         raise Unreadable(f"{candidate.version}: the nodes have snapshots of different runs in memory")
     missing = sorted(set(range(max(worlds))) - given.keys())
     if missing:
-        raise Unreadable(f"{candidate.version}: the shard of rank {missing[0]} is in no node's memory")
+        told = next((words for words in lacks if f"rank {missing[0]} " in words), "")
+        raise Unreadable(told or f"{candidate.version}: the shard of rank {missing[0]} is in no node's memory")

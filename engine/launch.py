@@ -322,7 +322,7 @@ class Launcher:
             end_group(beat)
         self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
         self.folder.close()
-        if self.memory.path.is_dir() and not self.memory.whole():
+        if self.memory.path.is_dir() and not self.memory.is_needed:
             self.memory.remove()
 
     def _outcome(

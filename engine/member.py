@@ -18,7 +18,7 @@ from ..tiers.jsonfile import dumps, replace
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir
 from ..tiers.places import place_of, slow_tiers
-from ..tiers.recovery import MEMORY, Candidate, candidate_from_json
+from ..tiers.recovery import MEMORY, PEER, Candidate, candidate_from_json
 from ..tiers.store import Place
 from .agent import Interrupted, Seat, StopSignals
 from .drain import DrainerProcess
@@ -28,6 +28,7 @@ from .launch import DRAINER_PATIENCE_S, drain_job
 from .line import Line
 from .network import LOOPBACK, interface_of, interfaces
 from .outcome import Outcome
+from .peers import peers_of
 from .reach import Doors, door_from_json, unreachable
 from .shift import Shifts
 from .supervise import end_with_stack, sights_of
@@ -61,6 +62,7 @@ class Member:
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
         job = drain_job(spec, plan, run, memory, run_id)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
+        self.peers = peers_of(run, spec, plan, memory, run_id)
         self.attempt = 0
         self._over_since: float | None = None
         self._grace_s = GRACE_S
@@ -80,6 +82,7 @@ class Member:
                 return self._without_host(str(lost))
             finally:
                 self._close_doors()
+                self.peers.stop()
                 for beat in read_heartbeats(self.memory):
                     end_group(beat)
 
@@ -109,6 +112,7 @@ class Member:
             self._doors = Doors(*self._interfaces())
         doors = [door.to_json() for door in self._doors.doors] if self._doors is not None else []
         held = look(self.memory, self.tiers).to_json()
+        held["peer"] = self.peers.door(self._interfaces()[1])
         self.line.post({"kind": "held", "question": message["question"], "doors": doors, **held})
 
     def _reach(self, message: Message) -> None:
@@ -134,7 +138,7 @@ class Member:
                 if message is not None:
                     return message
                 self._check_host()
-                self.drainer.tend(self.attempt)
+                self._tend()
                 time.sleep(TURN_S)
             except Interrupted as stop:
                 self._pass_on(stop.number)
@@ -163,6 +167,7 @@ class Member:
         self.run.take_part(self.attempt)
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
+        self.peers.tell(self.attempt, message["peer"])
         endpoint = self.line.endpoint
         seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
@@ -179,8 +184,8 @@ class Member:
 
     def _as_seen_here(self, candidate: Candidate) -> Candidate:
         """Memory is each node's own; a disk tier may have another path on this node."""
-        if candidate.tier == MEMORY:
-            return Candidate(candidate.version, Place(MEMORY, str(self.memory.path)))
+        if candidate.tier in (MEMORY, PEER):
+            return Candidate(candidate.version, Place(candidate.tier, str(self.memory.path)))
         disk = self.spec.disk_tier
         if candidate.tier == "disk" and disk is not None and not Path(candidate.place.url).is_dir():
             return Candidate(candidate.version, place_of(disk, self.run))
@@ -189,7 +194,7 @@ class Member:
     def _watch(self) -> None:
         """While the workers run, from a thread: what node 0 says, and whether it still says anything."""
         self._pass_on_notes()
-        self.drainer.tend(self.attempt)
+        self._tend()
         while (message := self.line.receive()) is not None:
             if message.get("kind") == "over":
                 if message.get("attempt") == self.attempt:
@@ -205,6 +210,10 @@ class Member:
         if self._over_since is not None and time.monotonic() - self._over_since >= self._grace_s:
             self.shifts.cut()
 
+    def _tend(self) -> None:
+        self.drainer.tend(self.attempt)
+        self.peers.tend(self.attempt)
+
     def _over(self, grace_s: float) -> None:
         if self._over_since is None:
             self._over_since = time.monotonic()
@@ -219,6 +228,7 @@ class Member:
 
     def _carry(self, message: Message) -> None:
         """Carry what all nodes have agreed on to the slower tier, and end the drainer."""
+        self.peers.stop()
         self.memory.settle(versions_from(message["drain"]))
         pair = message.get("version")
         version = Version(attempt=pair[0], step=pair[1]) if pair is not None else None
@@ -229,7 +239,8 @@ class Member:
     def _end(self, message: Message) -> Outcome:
         self.signals.ignore()
         self.drainer.stop(timeout_s=0.0)
-        if message.get("remove") or not self.memory.whole():
+        self.peers.stop()
+        if message.get("remove") or not self.memory.is_needed:
             self.memory.remove()
         self.line.post({"kind": "left"})
         code = Code(int(message["code"]))

@@ -10,7 +10,8 @@ import torch
 from ..planners.plan import Plan
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
-from ..tiers.memory import SLOTS, TMPFS, MemoryDir
+from ..tiers.memory import PEER_SLOTS, SLOTS, TMPFS, MemoryDir
+from ..tiers.replicas import REPLICA_SLOTS
 from .room import check_room
 
 
@@ -45,11 +46,13 @@ def _devices(spec: Spec) -> Iterator[str]:
 def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
     if not spec.tiers or plan.model.state_bytes is None:
         return
-    needed = SLOTS * plan.model.state_bytes // spec.cluster.nodes
-    held = sum(file.stat().st_blocks * 512 for file in memory.path.iterdir()) if memory.path.is_dir() else 0
+    replicas = spec.peer_tier.replicas if spec.peer_tier is not None else 0
+    slots = SLOTS + (PEER_SLOTS + REPLICA_SLOTS * replicas if replicas else 0)
+    needed = slots * plan.model.state_bytes // spec.cluster.nodes
+    held = sum(file.stat().st_blocks * 512 for file in memory.path.rglob("*")) if memory.path.is_dir() else 0
     free = shutil.disk_usage(TMPFS).free + held
     if needed > free:
         yield (
-            f"snapshots need {needed:,} bytes in {TMPFS} ({SLOTS} slots), free are {free:,}; "
+            f"snapshots need {needed:,} bytes in {TMPFS} ({slots} slots), free are {free:,}; "
             f"make it larger (mount -o remount,size=… {TMPFS}) or train without tiers (tiers=[])"
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..tiers.jsonfile import append_event, append_line, read_lines
 from ..tiers.layout import RunDir, Version
+from .decided import Copied, Offered, Refused
 from .evaluation import Evaluated
 from .restore import Restored
-from .snapshot import Offered, Refused
 
 
 @dataclass
@@ -81,6 +81,11 @@ class Reporter:
             count, self.not_finite = self.not_finite, 0
             detail = f"the state is finite again; {count} snapshots were left out meanwhile"
             self.event("warning", version.step, detail=detail)
+
+    def copied(self, copied: Copied | None, nbytes: int) -> None:
+        """A version is with all peers; `nbytes` were sent for it, over all ranks."""
+        if copied is not None:
+            self.event("committed", copied.version.step, tier="peer", bytes=nbytes, seconds=copied.seconds)
 
     def refused(self, refused: Refused | None) -> None:
         """A snapshot was not kept for its numbers; told once, however many follow, for training goes on."""

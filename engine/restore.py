@@ -16,7 +16,7 @@ from torch import Tensor
 from ..planners.shards import Held, TensorInfo, replicated
 from ..specs.dtypes import DTYPE_BYTES
 from ..tiers.jsonfile import Unreadable
-from ..tiers.recovery import MEMORY, Candidate, Content, Opened, Wanted, contents, open_candidate
+from ..tiers.recovery import MEMORY, PEER, Candidate, Content, Opened, Wanted, contents, open_candidate
 from ..tiers.shardfile import Entry
 from ..tiers.whole import Facts, facts_of
 from .catalogue import Catalogue
@@ -111,7 +111,7 @@ class Stored:
 
 
 def _open(candidate: Candidate, spool: Path | None, exchange: Exchange | None) -> Stored | Exchanged:
-    if exchange is not None and candidate.tier == MEMORY:
+    if exchange is not None and candidate.tier in (MEMORY, PEER):
         return exchange.open(candidate)
     return Stored(open_candidate(candidate, spool))
 

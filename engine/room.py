@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..planners.plan import Plan
 from ..planners.schedule import files_each, held_at_most
-from ..specs.models import DiskTier, ObjectTier, Spec
+from ..specs.models import Spec
+from ..specs.places import DiskTier, ObjectTier
 from ..tiers.layout import RunDir, parse_version, unfinished
 from ..tiers.places import place_of
 from ..tiers.store import StoreError, open_store

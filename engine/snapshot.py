@@ -17,11 +17,13 @@ from ..planners.shards import TensorInfo, own
 from ..tiers import faults
 from ..tiers.digest import digest
 from ..tiers.layout import Version
-from ..tiers.memory import MemoryDir, SlotRecord
+from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard, TooManyTensors
 from .copier import Copier, HostMover, Item, Mover, NonFinite
+from .decided import Copied, Offered, Refused
 from .drainwatch import DrainWatch
 from .finite import FLOATS, Floats
+from .offers import Offers
 from .parallel.layout import local_of
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
@@ -47,21 +49,6 @@ class Cadence:
     def drain_due(self, step: int) -> bool:
         """Tell whether the state of `step` belongs to the first slower tier."""
         return self.slow > 0 and step % self.slow == 0
-
-
-class Offered(NamedTuple):
-    """A checkpoint that was due in the slow tier: pinned for the drainer, or left out because that was busy."""
-
-    step: int
-    pinned: bool
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A snapshot that no rank keeps: the tensor of its state that holds NaN or infinity."""
-
-    version: Version
-    tensor: str
 
 
 class Place(NamedTuple):
@@ -104,15 +91,17 @@ class Snapshots:
         restored: Version | None,
         alive: Callable[[], None],
         clears_up: bool = True,
+        offers: Offers | None = None,
     ) -> None:
         """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded.
 
-        One rank of each node `clears_up` what another world size has left there, once that is superseded.
+        One rank of each node `clears_up` what another world size has left there, once that is superseded. With `offers`
+        other nodes get copies, and what those need is kept, too.
         """
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
         self.rank, self.world, self.device = state.rank, state.mesh.world, device
         rank, world = self.rank, self.world
-        self.cadence, self.pace, self.alive = cadence, pace, alive
+        self.cadence, self.pace, self.alive, self.offers = cadence, pace, alive, offers
         self.pieces = own(state.held(), rank)
         self.leads = rank == state.mesh.stage(rank)[0]
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
@@ -135,7 +124,8 @@ class Snapshots:
             raise StateError(str(error)) from error
         self.header_digest = digest(self.header)
         size = len(self.header) + self.shard.data_bytes
-        self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world)]
+        count = SLOTS + (PEER_SLOTS if offers is not None else 0)
+        self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world, count)]
         if device.type == "cuda":
             for slot in self.slots:
                 slot.lock_pages()
@@ -200,7 +190,7 @@ class Snapshots:
         for slot in self.slots:
             record = slot.slot.record()
             slot.version = record.version if record is not None else None
-            if record is None or (record.version != kept and not slot.slot.pinned):
+            if record is None or not (record.version == kept or slot.slot.pinned or self._keeps(record.version)):
                 slot.slot.invalidate()
                 slot.version = None
 
@@ -373,6 +363,17 @@ class Snapshots:
             with contextlib.suppress(Exception):
                 self.copier.finish()
 
+    def _keeps(self, version: Version | None) -> bool:
+        """Tell whether copies on other nodes need a version."""
+        return self.offers is not None and self.offers.keeps(version)
+
+    def share(self, *, busy: bool) -> Copied | None:
+        """Decide what other nodes get next; `busy` is what all ranks agreed on. Returns what they have got."""
+        if self.offers is None:
+            return None
+        slots = (slot.slot for slot in self.slots if slot.version == self.safe)
+        return self.offers.decide(self.safe, slots, busy=busy)
+
     def close(self) -> None:
         """End the copier."""
         self.copier.stop()
@@ -386,7 +387,8 @@ class Snapshots:
         started = time.perf_counter()
         while True:
             for slot in self.slots:
-                if (slot.version is None or slot.version != self.safe) and not slot.slot.pinned:
+                needed = slot.version is not None and (slot.version == self.safe or self._keeps(slot.version))
+                if not needed and not slot.slot.pinned:
                     self.waited_s += time.perf_counter() - started
                     return slot
             self.alive()

@@ -13,12 +13,13 @@ from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
+from .decided import Copied, Offered, Refused
 from .masters import updated_by
 from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate, unscale
 from .parts import Parts
 from .passes import Watch
 from .scaling import LossScale
-from .snapshot import Offered, Refused, Snapshots
+from .snapshot import Snapshots
 from .timing import StepClock
 
 
@@ -76,6 +77,8 @@ class StepOutcome:
     refused: Refused | None
     offered: Offered | None
     """What was decided on the checkpoint of the step before."""
+    copied: Copied | None = None
+    """A version that all peers have by now."""
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:
@@ -91,9 +94,10 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     context.beat()
     with clock.waiting("stall"):
         copied = snapshots.finish() if snapshots is not None else 0
-    mean, stop, drain_busy, clean = _agree(context, loss, snapshots)
+    mean, stop, drain_busy, peers_busy, clean = _agree(context, loss, snapshots)
     committed, refused = settle(context, snapshots, clean=clean)
     offered = snapshots.offer(drain_busy=drain_busy) if snapshots is not None else None
+    copied_to = snapshots.share(busy=peers_busy) if snapshots is not None else None
     if refused is not None and parts.spec.checkpoint.non_finite == "stop":
         raise diverged(refused, snapshots)
     faults.point("update.before", step)
@@ -118,16 +122,18 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     if scale is not None:
         metrics |= {"loss_scale": parts.passes.scale, "skipped": not updated}
     drain_busy |= offered is not None and offered.pinned
-    return StepOutcome(metrics, stop, drain_busy, committed, refused, offered)
+    return StepOutcome(metrics, stop, drain_busy, committed, refused, offered, copied_to)
 
 
-def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool]:
-    """Once every rank has its copy: mean loss, whether to stop, whether a drainer is busy, whether no rank refuses."""
+def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool, bool]:
+    """Once every rank has its copy: mean loss, and whether to stop, a drainer is busy, a peer is, no rank refuses."""
     draining = snapshots is not None and snapshots.draining()
     refuses = snapshots is not None and snapshots.refused is not None
-    values = [0.0 if loss is None else float(loss), float(context.stop.is_set), float(draining), float(refuses)]
-    total, stop, busy, refused = context.sum_over_ranks(values)
-    return total / (context.world // context.mesh.pp), stop > 0, busy > 0, refused == 0
+    sending = snapshots is not None and snapshots.offers is not None and snapshots.offers.busy()
+    flags = [context.stop.is_set, draining, sending, refuses]
+    total, *summed = context.sum_over_ranks([0.0 if loss is None else float(loss), *map(float, flags)])
+    stop, busy, to_peers, refused = (count > 0 for count in summed)
+    return total / (context.world // context.mesh.pp), stop, busy, to_peers, not refused
 
 
 def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tuple[Version | None, Refused | None]:

@@ -163,3 +163,9 @@ def end_with_stack(pid: int) -> None:
         os.kill(pid, signal.SIGUSR2)  # faulthandler does that
         time.sleep(STACK_S)
         os.kill(pid, signal.SIGKILL)
+
+
+def sight_from(numbers: Sequence[int]) -> Sight:
+    """What another node says of one of its ranks; raises ValueError for what is none."""
+    rank, pid, count, step, alive = map(int, numbers)
+    return Sight(rank, pid, count, step, bool(alive))

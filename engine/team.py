@@ -18,16 +18,17 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier
-from .agent import Ended, Interrupted, Seat
+from .agent import Ended, Interrupted, Seat, stop_signal
 from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict
 from .hello import Hello, refusal
 from .job import WorkerError
 from .lane import Message
 from .line import Host, Mate, open_store
 from .network import interface_towards, interfaces, is_loopback
+from .peers import NoPeers
 from .reach import Door, Doors, door_from_json, unreachable
 from .shift import Report, report_from_json
-from .supervise import Sight
+from .supervise import Sight, sight_from
 
 GRACE_S = 5.0
 """Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
@@ -57,12 +58,12 @@ class Team(Alone):
 
     def __init__(
         self, host: Host, spec: Spec, memory: MemoryDir, tiers: Sequence[Tier], mine: Hello, welcome: dict[str, Any],
-        tell: Callable[..., None],
+        tell: Callable[..., None], peers: NoPeers,
     ) -> None:  # fmt: skip
         """Speak through `host`. `tell` writes an event; `welcome` is what a node that joins is told."""
         super().__init__(memory)
         self.host, self.spec, self.tiers, self.mine, self.welcome, self.tell = host, spec, tiers, mine, welcome, tell
-        self.nodes = spec.cluster.nodes
+        self.nodes, self.peers = spec.cluster.nodes, peers
         self.mates: dict[int, Mate] = {}
         self.held: dict[int, Held] = {}
         self._answers: dict[int, Held] = {}
@@ -134,6 +135,7 @@ class Team(Alone):
         self._question += 1
         self.held = {0: look(self.memory, self.tiers)}
         self._answers = {}
+        self.peers.heard(0, self.peers.door(self._interfaces()[1]))
         self._tell_all({"kind": "ask", "question": self._question, "doors": self._words() != self._reached})
         deadline = time.monotonic() + patience_s
         while self._alive() - self._answers.keys() and time.monotonic() < deadline:
@@ -194,7 +196,9 @@ class Team(Alone):
             "plan": plan,
             "drain": Held(memory=to_drain(self.held, self.nodes)).to_json()["memory"],
             "port": store.port,
+            "peer": self.peers.directory(),
         }
+        self.peers.tell(attempt, word["peer"])
         self._tell_all(word)
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 
@@ -210,6 +214,7 @@ class Team(Alone):
         attempt = self._attempt
         if attempt is None:
             return False
+        self.peers.tend(attempt.number)
         if self._stop is not None and not self._passed_on and not attempt.reports:
             self._passed_on = True
             os.kill(os.getpid(), self._stop)
@@ -261,7 +266,7 @@ class Team(Alone):
             told = mate.life.sign
             if attempt is None or mate.life.silent_s > STALE_S or told.get("attempt") != attempt.number:
                 return None
-            found += [_sight(numbers) for numbers in told.get("ranks", [])]
+            found += [sight_from(numbers) for numbers in told.get("ranks", [])]
         return found
 
     def end_rank(self, rank: int) -> bool:
@@ -276,6 +281,7 @@ class Team(Alone):
 
     def newest(self, *, patience_s: float = ASK_S) -> Version | None:
         """As `Alone.newest`."""
+        self.peers.stop()
         self._ask(patience_s)
         self.memory.settle(to_drain(self.held, self.nodes))
         return newest(self.held, self.nodes)
@@ -301,6 +307,7 @@ class Team(Alone):
 
     def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
         """As `Alone.end`."""
+        self.peers.stop()
         self._tell_all({"kind": "end", "remove": remove, **outcome})
         words = {mate.word for mate in self.mates.values() if mate.dead is None}
         deadline = time.monotonic() + FAREWELL_S
@@ -344,7 +351,7 @@ class Team(Alone):
             mate.dead = str(message.get("detail"))
             self.tell("warning", detail=f"{mate} cannot take part: {mate.dead}")
         elif kind == "stop":
-            self._stop = _stop_signal(message.get("number"))
+            self._stop = stop_signal(message.get("number"))
         elif kind == "carried":
             self._carried.add(mate.node)
         else:
@@ -354,6 +361,7 @@ class Team(Alone):
         try:
             if message.get("kind") == "held" and message.get("question") == self._question:
                 self._doors[mate.node] = [door_from_json(door) for door in message.get("doors", [])]
+                self.peers.heard(mate.node, message.get("peer"))
                 self._answers[mate.node] = held_from_json(message)
             elif message.get("kind") == "tried":
                 self._tried[mate.node] = [str(line) for line in message.get("problems", [])]
@@ -389,16 +397,6 @@ class Team(Alone):
             else:
                 continue
             del self._twins[node]
-
-
-def _sight(numbers: Sequence[int]) -> Sight:
-    rank, pid, count, step, alive = map(int, numbers)
-    return Sight(rank, pid, count, step, bool(alive))
-
-
-def _stop_signal(number: object) -> int:
-    """The signal that reached another node's launcher; what is none counts as SIGTERM."""
-    return number if isinstance(number, int) and number in set(signal.Signals) else int(signal.SIGTERM)
 
 
 def _nodes(numbers: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from ..tiers import faults
 from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import Version
-from ..tiers.memory import MemoryDir
+from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir
 from .catalogue import catalogue, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
@@ -28,6 +28,7 @@ from .exchange import Exchange
 from .forks import die_with_parent
 from .job import Job, Result, read_job, write_error, write_result
 from .logstream import keep_going_without_log
+from .offers import Offers
 from .parts import Parts, assemble
 from .report import Reporter
 from .restore import NothingUsable, Restored, restore
@@ -110,7 +111,9 @@ class Worker:
             context.rank,
             context.all_agree,
             self.run.spool,
-            Exchange(self.memory, context, context.storage) if context.storage is not None else None,
+            Exchange(self.memory, context, context.storage, self.spec.cluster.workers_per_node)
+            if context.storage is not None
+            else None,
         )
         self._take_position(restored, parts, reporter)
         digest = state_digest_of(parts.state, everything, context)
@@ -154,9 +157,17 @@ class Worker:
             restored=restored,
             alive=context.beat,
             clears_up=context.local_rank == 0,
+            offers=self._offers(context, restored),
         )
         snapshots.bytes_over_ranks = int(context.sum_over_ranks([float(snapshots.shard.data_bytes)])[0])
         return snapshots
+
+    def _offers(self, context: Context, restored: Version | None) -> Offers | None:
+        peer = self.plan.tier("peer")
+        if peer is None:
+            return None
+        slots = self.memory.slots(context.rank, context.world, SLOTS + PEER_SLOTS)
+        return Offers(slots, peer.every, restored, context.gather_bytes)
 
     def _step(
         self,
@@ -181,6 +192,8 @@ class Worker:
         if snapshots is not None:
             reporter.committed(outcome.committed, snapshots.bytes_over_ranks, snapshots.copy_seconds)
             reporter.refused(outcome.refused)
+            if self.spec.peer_tier is not None:
+                reporter.copied(outcome.copied, snapshots.bytes_over_ranks * self.spec.peer_tier.replicas)
             reporter.offered(outcome.offered)
             reporter.offered(offered)
         if control is not None:

@@ -10,6 +10,7 @@ from .devices import (
     DISK_COMMIT_S,
     DRAIN_CPU_S_PER_BYTE,
     OBJECT_COMMIT_S,
+    PEER_CPU_S_PER_BYTE,
     Rates,
     with_digest,
 )
@@ -35,9 +36,14 @@ class Costs:
     drain_cpu_s: float
     """Time that the drain takes from passes on a CPU."""
 
+    send_s: float
+    """Sending one node's shards to all its peers; 0 without a peer tier."""
+    peer_cpu_s: float
+    """Time that sending, and taking in what peers send, takes from passes on a CPU."""
+
     def slow_s(self, kind: str) -> float:
-        """Time of one write into the tier `kind` (disk, object)."""
-        return self.upload_s if kind == "object" else self.write_s
+        """Time of one write into the tier `kind` (peer, disk, object)."""
+        return {"peer": self.send_s, "object": self.upload_s}.get(kind, self.write_s)
 
     @property
     def snapshot_s(self) -> float:
@@ -46,9 +52,10 @@ class Costs:
 
 
 def checkpoint_costs(
-    shard_bytes: int, cluster: Cluster, windows: Windows, reached: Rates, cpu_cores: int | None
+    shard_bytes: int, cluster: Cluster, windows: Windows, reached: Rates, cpu_cores: int | None, replicas: int = 0
 ) -> Costs:
-    """Return the costs of one checkpoint; `cpu_cores` is None when the passes run on an accelerator.
+    """Return the costs of one checkpoint; `cpu_cores` is None when the passes run on an accelerator,
+    `replicas` the copies that other nodes get.
 
     On an accelerator the copy is made by its copy engines and takes less than 2 % of the device memory's
     bandwidth: taken to cost nothing but a stall. On a CPU the passes use all cores, so processor time of the
@@ -65,6 +72,8 @@ def checkpoint_costs(
         snapshot_stall_s=windows.stall_s(shard_bytes),
         snapshot_cpu_s=node_copy_s / cpu_cores if cpu_cores else 0.0,
         drain_cpu_s=node_bytes * DRAIN_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
+        send_s=replicas * shard_bytes / reached.network_bytes_per_s,
+        peer_cpu_s=replicas * node_bytes * PEER_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
     )
 
 

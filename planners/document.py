@@ -102,7 +102,8 @@ class TierPlan:
     bytes: int | None
     """One checkpoint, all ranks."""
     write_s: float | None
-    """Time of one write: of a rank's copy (memory), of a node's drain (disk) or upload (object)."""
+    """Time of one write: of a rank's copy (memory), of a rank's sends (peer), of a node's drain (disk)
+    or upload (object)."""
     keep: int
     """Newest whole checkpoints that are kept."""
     keep_every: int | None
@@ -113,6 +114,10 @@ class TierPlan:
     """Their files and folders, or objects; None: in memory."""
     survives: tuple[str, ...]
     """Kinds of fault after which it can still be read."""
+    replicas: int | None = None
+    """Other nodes that have a copy of each shard; None: no peer tier. It survives the loss of as many."""
+    pace_bytes_per_s: float | None = None
+    """Rate to which a node holds back what it sends to its peers; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

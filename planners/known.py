@@ -62,7 +62,14 @@ class Known:
         if self.sizes is None or self.windows is None:
             return None
         cores = self.machine.cpu_cores if self.machine.accelerator == "cpu" else None
-        return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores)
+        peer = self.spec.peer_tier
+        replicas = peer.replicas if peer is not None else 0
+        return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores, replicas)
+
+    @property
+    def shares_link(self) -> bool:
+        """Tell whether gradients cross the same link as checkpoints."""
+        return _shares_link(self.spec, self.machine)
 
 
 def know(
@@ -94,6 +101,11 @@ def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None) 
     return reached.copy_bytes_per_s
 
 
+def _shares_link(spec: Spec, machine: Machine) -> bool:
+    shared = spec.cluster.channels.storage.shared
+    return machine.accelerator != "cpu" and spec.cluster.nodes > 1 if shared == "auto" else shared
+
+
 def _windows(
     spec: Spec, machine: Machine, reached: Rates, times: StepTimes | None, bytes_per_s: float
 ) -> Windows | None:
@@ -105,9 +117,7 @@ def _windows(
     """
     if times is None or times.forward_s + times.backward_s <= 0:
         return None
-    shared = spec.cluster.channels.storage.shared
-    if shared == "auto":
-        shared = machine.accelerator != "cpu" and spec.cluster.nodes > 1
+    shared = _shares_link(spec, machine)
     held_s = times.gradients_s if shared else 0.0
     link = reached.link_bytes_per_s or bytes_per_s
     part = spec.cluster.workers_per_node if spec.cluster.nodes > 1 else 1

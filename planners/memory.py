@@ -10,6 +10,10 @@ SLOTS = 3
 """Snapshots that a rank has room for: one being written, one whole, one being drained."""
 SNAPSHOTS_KEPT = SLOTS - 1
 """Whole snapshots that remain while the next one is written."""
+PEER_SLOTS = 2
+"""More of them with a peer tier: the one that all peers have, kept until they have the next, and that one."""
+REPLICA_SLOTS = 2
+"""Copies of another rank's snapshots that a peer has room for: the newest whole one, and the one that arrives."""
 RESERVED_BYTES = 1 * GIB
 """Assumed device memory that the runtime and the communication library take for themselves."""
 
@@ -42,6 +46,8 @@ class MemoryNeed:
     """Slots, and on a CPU the model itself."""
     slot_bytes_per_node: int | None
     """Snapshots in tmpfs; part of the host bytes."""
+    replica_bytes_per_node: int | None
+    """Copies of other nodes' snapshots; part of the slot bytes."""
     parts: DeviceParts | None
     device_limit_bytes: int | None
     host_limit_bytes: int | None
@@ -59,12 +65,16 @@ def memory_need(
     device_limit_bytes: int | None,
     host_limit_bytes: int | None,
     shm_free_bytes: int | None,
+    replicas: int = 0,
 ) -> MemoryNeed:
     """Return the need of one node of `workers_per_node` ranks.
 
-    `shard_bytes` is 0 when no tier is kept, `device_limit_bytes` None when the device is the host's CPU.
+    `shard_bytes` is 0 when no tier is kept, `device_limit_bytes` None when the device is the host's CPU, `replicas`
+    the number of other nodes whose copies it keeps.
     """
-    slots = None if shard_bytes is None else SLOTS * shard_bytes * workers_per_node
+    copies = None if shard_bytes is None else REPLICA_SLOTS * replicas * shard_bytes * workers_per_node
+    own = SLOTS + (PEER_SLOTS if replicas else 0)
+    slots = None if shard_bytes is None or copies is None else own * shard_bytes * workers_per_node + copies
     device = None if parts is None else parts.total_bytes
     on_host = 0 if device_limit_bytes is not None else None if device is None else device * workers_per_node
     host = None if slots is None or on_host is None else slots + on_host
@@ -72,6 +82,7 @@ def memory_need(
         device_bytes_per_rank=device,
         host_bytes_per_node=host,
         slot_bytes_per_node=slots,
+        replica_bytes_per_node=copies,
         parts=parts,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
@@ -108,7 +119,7 @@ def memory_warnings(need: MemoryNeed) -> list[str]:
         )
     if need.slots_fit is False and need.slot_bytes_per_node and need.shm_free_bytes is not None:
         lines.append(
-            f"tmpfs: {SLOTS} snapshots need {size(need.slot_bytes_per_node)} per node, /dev/shm has "
+            f"tmpfs: snapshots need {size(need.slot_bytes_per_node)} per node, /dev/shm has "
             f"{size(need.shm_free_bytes)} free; give it more (in a container --shm-size) or use more nodes"
         )
     return lines

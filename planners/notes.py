@@ -11,6 +11,7 @@ from .costs import Costs
 from .document import Expected
 from .machine import Machine
 from .memory import MemoryNeed, memory_warnings
+from .placement import place
 from .schedule import keeps_up
 from .sizes import Sizes
 from .times import StepTimes
@@ -76,6 +77,7 @@ def plan_warnings(
             f"{plural(machine.accelerator_count, 'accelerator')}"
         )
     lines += _interval_warnings(spec, every)
+    lines += _peer_warnings(spec, every, costs, step_s)
     if costs is None or step_s is None:
         return lines
     lines += _late_warnings(spec, every, costs, step_s)
@@ -88,6 +90,22 @@ def plan_warnings(
         )
     if expected.goodput == 0:
         lines.append("faults would take all the time: lost work and recovery exceed the time between faults")
+    return lines
+
+
+def _peer_warnings(spec: Spec, every: Mapping[str, int], costs: Costs | None, step_s: float | None) -> list[str]:
+    """Say where copies are made more rarely than asked for, and where a zone takes all of them."""
+    peer, zone = spec.peer_tier, spec.cluster.nodes_per_zone
+    if peer is None:
+        return []
+    lines = []
+    if zone is not None and not place(spec.cluster.nodes, peer.replicas, zone).crosses_zones:
+        lines.append(f"peer: a zone of {plural(zone, 'node')} leaves too few others: some copies lie in their own zone")
+    if costs is not None and step_s is not None and costs.send_s > every["peer"] * step_s:
+        lines.append(
+            f"peer: one copy takes {duration(costs.send_s)}, one is due every {duration(every['peer'] * step_s)}; "
+            "copies will be rarer"
+        )
     return lines
 
 
@@ -116,7 +134,8 @@ _PLACES = {"disk": "disk", "object": "object store"}
 def _interval_warnings(spec: Spec, every: Mapping[str, int]) -> list[str]:
     """Say which intervals do not fit each other, what is to be kept for good, or the run."""
     lines = []
-    for (faster, short), (slower, long) in pairwise(every.items()):
+    filled = {kind: steps for kind, steps in every.items() if kind != "peer"}  # nothing is filled from peers
+    for (faster, short), (slower, long) in pairwise(filled.items()):
         if long % short:
             own = f"{slower} checkpoints need snapshots of their own"
             rare = f"only every {math.lcm(short, long)} steps reach it"

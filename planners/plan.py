@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..specs.models import SlowTier, Spec
-from ..specs.models import Tier as TierSpec
+from ..specs.models import Spec
+from ..specs.places import MemoryTier, PeerTier, SlowTier
+from ..specs.places import Tier as TierSpec
 from .devices import assumptions
 from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, Training, plan_from_json
 from .expected import KINDS, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
@@ -14,11 +15,11 @@ from .intervals import Interval
 from .known import Known, know
 from .layout import Cuts
 from .machine import Machine, Measured
-from .memory import SNAPSHOTS_KEPT, MemoryNeed, memory_need
+from .memory import REPLICA_SLOTS, SNAPSHOTS_KEPT, MemoryNeed, memory_need
 from .mesh import mesh_of
 from .notes import plan_assumptions, plan_warnings
 from .remedies import changes, reasons
-from .schedule import SURVIVES, cost_per_step_s, files_each, held_at_most, source, tier_intervals
+from .schedule import SURVIVES, cost_per_step_s, files_each, held_at_most, peer_pace, source, tier_intervals
 from .shards import TensorInfo
 from .sizes import device_parts
 from .workload import sample_tokens
@@ -152,7 +153,9 @@ def _tier(known: Known, tier: TierSpec, every: Interval) -> TierPlan:
     most = held_at_most(tier, known.spec.max_steps)
     write_s = None
     if known.costs is not None:
-        write_s = known.costs.slow_s(tier.type) if slow else known.costs.copy_s
+        write_s = known.costs.copy_s if isinstance(tier, MemoryTier) else known.costs.slow_s(tier.type)
+    replicas = tier.replicas if isinstance(tier, PeerTier) else 1
+    kept = REPLICA_SLOTS - 1 if isinstance(tier, PeerTier) else SNAPSHOTS_KEPT
     return TierPlan(
         type=tier.type,
         every=every.steps,
@@ -160,11 +163,13 @@ def _tier(known: Known, tier: TierSpec, every: Interval) -> TierPlan:
         why=every.why,
         bytes=bytes_,
         write_s=write_s,
-        keep=slow.keep if slow else SNAPSHOTS_KEPT,
+        keep=slow.keep if slow else kept,
         keep_every=slow.keep_every if slow else None,
-        peak_bytes=None if bytes_ is None else most * bytes_,
+        peak_bytes=None if bytes_ is None else most * replicas * bytes_,
         peak_files=most * files_each(slow, known.spec.world_size) if slow else None,
         survives=SURVIVES[tier.type],
+        replicas=replicas if isinstance(tier, PeerTier) else None,
+        pace_bytes_per_s=peer_pace(known, every.steps) if isinstance(tier, PeerTier) else None,
     )
 
 
@@ -178,6 +183,7 @@ def _memory(known: Known) -> MemoryNeed:
         device_limit_bytes=known.rates.device_memory_bytes,
         host_limit_bytes=known.machine.host_memory_bytes if host == "auto" else host,
         shm_free_bytes=known.machine.shm_free_bytes,
+        replicas=known.spec.peer_tier.replicas if known.spec.peer_tier else 0,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ..specs.models import SlowTier
+from ..specs.places import SlowTier
 from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval

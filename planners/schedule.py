@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 
-from ..specs.models import DiskTier, MemoryTier, ObjectTier, SlowTier
-from ..specs.models import Tier as TierSpec
+from ..specs.places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier
+from ..specs.places import Tier as TierSpec
 from . import intervals
 from .costs import Costs, backlog_s
 from .expected import KINDS, Source, fault_rate, job_mtbf_s
 from .intervals import Interval, Place
 from .known import Known
-from .memory import SNAPSHOTS_KEPT
+from .memory import REPLICA_SLOTS, SNAPSHOTS_KEPT
 from .rhythm import rhythm
 
-SURVIVES: dict[str, tuple[str, ...]] = {"memory": ("process",), "disk": KINDS, "object": KINDS}
-"""Faults after which a tier can still be read; for a disk inside the node that is lost see the plan's notes."""
+SURVIVES: dict[str, tuple[str, ...]] = {
+    "memory": ("process",),
+    "peer": ("process", "node"),
+    "disk": KINDS,
+    "object": KINDS,
+}
+"""Faults after which a tier can still be read; for a disk inside the node that is lost see the plan's notes, and of
+nodes the peer tier survives as many as it has replicas."""
+MOST_SPARSE = 1e-3
+"""Least part of the time that copies to other nodes may take from passes on a CPU, where snapshots take the budget."""
+PEER_PART = 0.9
+"""Part of its interval in which a copy to other nodes is sent, where gradients use the same link: less at a time."""
 
 
 def tier_intervals(known: Known) -> dict[str, Interval]:
@@ -26,8 +36,11 @@ def tier_intervals(known: Known) -> dict[str, Interval]:
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
         elif isinstance(tier, MemoryTier):
             every[tier.type] = _auto_memory(known, _divides(known, position))
-        else:
-            every[tier.type] = _auto_slow(known, tier, every, _divides(known, position))
+        elif isinstance(tier, PeerTier):
+            every[tier.type] = _auto_peer(known, every["memory"].steps)
+        else:  # filled from memory or disk, whatever other nodes have
+            before = {kind: interval for kind, interval in every.items() if kind != "peer"}
+            every[tier.type] = _auto_slow(known, tier, before, _divides(known, position))
     return every
 
 
@@ -35,7 +48,7 @@ def _divides(known: Known, position: int) -> int | None:
     """Return what the interval of a tier must divide: given ones after it, and steps to be kept for good from it on."""
     wanted: list[int] = []
     for index, tier in enumerate(known.spec.tiers[position:]):
-        if index and tier.every != "auto":
+        if index and tier.every != "auto" and not isinstance(tier, PeerTier):
             wanted.append(tier.every)
         if isinstance(tier, SlowTier) and tier.keep_every is not None:
             wanted.append(tier.keep_every)
@@ -51,6 +64,32 @@ def _auto_memory(known: Known, divides: int | None) -> Interval:
     place = Place(spec.max_steps, divides=divides)
     mtbf_s = 1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), SURVIVES["memory"])
     return intervals.memory_every(known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, place)
+
+
+def _auto_peer(known: Known, snapshots: int) -> Interval:
+    """Return the peer tier's interval: the shortest in which the copies are with all peers; untimed, each snapshot."""
+    costs, step_s = known.costs, known.step_s
+    if costs is None or step_s is None:
+        return Interval(snapshots, intervals.UNTIMED)
+    steps = max(1, math.ceil(costs.slow_s("peer") / (snapshots * step_s))) * snapshots
+    left_s = known.spec.checkpoint.max_overhead * step_s - costs.snapshot_s / snapshots  # of each step
+    allowed = math.ceil(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s) / snapshots) * snapshots
+    why = intervals.BUDGET if allowed > steps else intervals.SUSTAINED
+    reached = min(max(steps, allowed), max(snapshots, known.spec.max_steps))
+    return Interval(reached, intervals.WITH_SNAPSHOT if reached == snapshots else why)
+
+
+def peer_pace(known: Known, every: int) -> float | None:
+    """Return the rate at which a node sends copies to its peers, bytes per second; None: as fast as it can.
+
+    Where gradients cross the same link the copies are spread over their interval, so that there is little of them at
+    any time.
+    """
+    costs, step_s, peer = known.costs, known.step_s, known.spec.peer_tier
+    if peer is None or costs is None or step_s is None or known.sizes is None or not known.shares_link:
+        return None
+    sent = known.sizes.shard_bytes * known.spec.cluster.workers_per_node * peer.replicas
+    return sent / (PEER_PART * every * step_s)
 
 
 def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], divides: int | None) -> Interval:
@@ -92,8 +131,9 @@ def cost_per_step_s(
         return 0.0, 0.0
     slow = [tier for tier in known.spec.slow_tiers if tier.type in every]
     snapshots = next(iter(every.values()))
+    peers_s = costs.peer_cpu_s / every["peer"] if "peer" in every else 0.0
     stall_s = _mean_stall_s(known, costs, snapshots)
-    taken_s = costs.snapshot_cpu_s / snapshots
+    taken_s = costs.snapshot_cpu_s / snapshots + peers_s
     # only the first slower tier holds snapshots; what follows is filled from it, waited for by nobody
     if waits and slow and slow[0].waits:
         steps = every[slow[0].type]
@@ -124,6 +164,11 @@ def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s:
     steps, waiting = every[tier.type], waiting_part(known, costs, every, step_s)
     if isinstance(tier, MemoryTier):
         return Source("memory", steps, costs.commit_lag_s, costs.copy_s + gather_s, waiting, steps)
+    if isinstance(tier, PeerTier):
+        read_s = known.sizes.shard_bytes / known.rates.network_bytes_per_s + gather_s
+        # offered at the end of a step, all that was due since the one before is one
+        lag_s, sent = max(costs.commit_lag_s, step_s) + costs.slow_s("peer"), math.ceil(costs.slow_s("peer") / step_s)
+        return Source("peer", max(steps, sent), lag_s, read_s, waiting, steps)
     node_bytes = known.sizes.shard_bytes * known.spec.cluster.workers_per_node
     on_disk = isinstance(tier, DiskTier)
     read_s = node_bytes / (known.rates.disk_bytes_per_s if on_disk else known.rates.object_bytes_per_s) + gather_s
@@ -164,6 +209,8 @@ def keeps_up(costs: Costs, kind: str, position: int, every: int, step_s: float) 
 
 def held_at_most(tier: TierSpec, max_steps: int) -> int:
     """Return how many checkpoints a tier can hold at once, the one being written included."""
+    if isinstance(tier, PeerTier):
+        return REPLICA_SLOTS
     if not isinstance(tier, SlowTier):
         return SNAPSHOTS_KEPT + 1
     return tier.keep + 1 + (max_steps // tier.keep_every if tier.keep_every is not None else 0)

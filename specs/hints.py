@@ -131,6 +131,8 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
                      "max_to_keep", "total_limit", "save_top_k", "keep_last_k"),
     "tiers[].keep_every": ("keep_period", "keep_every_n", "keep_every_n_steps", "keep_interval", "archive_every",
                            "keep_checkpoint_every_n_steps", "milestone_every", "permanent_interval"),
+    "tiers[].replicas": ("copies", "replication", "replication_factor", "replica_count", "num_replicas", "redundancy"),
+    "cluster.nodes_per_zone": ("nodes_per_rack", "rack_size", "zone_size", "zones", "racks"),
     "tiers[].when_slow": ("on_slow", "when_busy", "async_save", "async_mode", "blocking", "backpressure"),
     "tiers[].on_failure": ("on_error", "on_save_error", "ignore_errors", "ignore_failures", "fail_on_error",
                            "raise_on_error", "continue_on_failure"),
@@ -237,6 +239,7 @@ _VALUES: dict[str, dict[str, str]] = {
     "cluster.device": dict.fromkeys(("gpu", "nvidia", "cuda:0"), "cuda"),
     "tiers.type": {
         **dict.fromkeys(("ram", "mem", "shm", "tmpfs", "host", "dev/shm"), "memory"),
+        **dict.fromkeys(("partner", "buddy", "replica", "replicated", "neighbor", "remote_memory"), "peer"),
         **dict.fromkeys(
             ("s3", "gcs", "gs", "az", "azure", "blob", "bucket", "cloud", "remote", "minio", "object_store", "r2"),
             "object",

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .block import Block
+from .places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier, Tier
 from .shapes import Decoder, DecoderShape, DiffusionShape, EncoderShape
 from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, WholeNumber
 
 ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-URL_PATTERN = r"^((s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+)$"
-ENDPOINT_PATTERN = r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$"
 HELD_OUT = 0.01
 """Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -239,6 +238,9 @@ class Cluster(Block):
     """Number of nodes."""
     workers_per_node: PositiveInt = 1
     """Worker processes per node (one per accelerator)."""
+    nodes_per_zone: PositiveInt | None = None
+    """Nodes, next to each other in rank, that a fault may take together (a rack, a switch): the peer tier copies to
+    other zones; default: none is known."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; auto: cuda if this machine has it, else cpu."""
     accelerator: Literal["auto", "cpu", "a100", "h100", "h200", "b200", "mi300x"] = "auto"
@@ -260,63 +262,6 @@ class Cluster(Block):
     """Mean time between failures."""
     channels: Channels = Channels()
     """Compute and storage channel."""
-
-
-class MemoryTier(Block):
-    """Snapshots in this node's memory (tmpfs); survives the workers, not the node."""
-
-    type: Literal["memory"]
-    every: Literal["auto"] | PositiveInt = 1
-    """Steps between snapshots, kept unless they cost several times `checkpoint.max_overhead`; auto: planned, then by
-    what is measured."""
-
-
-class SlowTier(Block):
-    """What the tiers that the drainer fills have in common."""
-
-    every: Literal["auto"] | PositiveInt = "auto"
-    """Steps between checkpoints; auto: planned."""
-    keep: PositiveInt = 3
-    """Newest checkpoints to keep."""
-    keep_every: PositiveInt | None = None
-    """Also keep, for good, the checkpoints of steps that are a multiple of this, itself a multiple of `every`."""
-    when_slow: Literal["auto", "skip", "wait"] = "auto"
-    """A checkpoint is due while the one before is still being written: leave it out and count it, or let training
-    wait; auto: wait if `every` is a number."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """The tier cannot be written: train on, trying again at longer and longer intervals, or stop the run."""
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether training waits for this tier when a checkpoint is due and the one before is not done."""
-        return self.when_slow == "wait" or (self.when_slow == "auto" and self.every != "auto")
-
-
-class DiskTier(SlowTier):
-    """Checkpoints on a disk, committed by a manifest; survives a power cut."""
-
-    type: Literal["disk"]
-    path: Annotated[str, Field(min_length=1)] = "checkpoints"
-    """Folder; relative paths lie in `output_dir`."""
-    commit: Literal["auto", "rename", "manifest"] = "auto"
-    """How a checkpoint appears: its folder is renamed, or its manifest is written last (for mounted buckets, where a
-    rename is no single change); auto: by the kind of file system."""
-
-
-class ObjectTier(SlowTier):
-    """Checkpoints in an object store; survives the loss of the cluster. Needs `pip install 'dtrain[object]'`."""
-
-    type: Literal["object"]
-    url: Annotated[str, Field(pattern=URL_PATTERN)]
-    """`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`; credentials come from
-    the environment, never from here."""
-    endpoint: Annotated[str, Field(pattern=ENDPOINT_PATTERN)] | None = None
-    """Address of a store that is not the cloud's own (MinIO, Ceph): `http://minio:9000`; for s3:// and az://."""
-    region: Annotated[str, Field(min_length=1)] | None = None
-    """Region of the bucket, for s3://; default: from the environment."""
-
-
-Tier = Annotated[MemoryTier | DiskTier | ObjectTier, Field(discriminator="type")]
 
 
 class Checkpoint(Block):
@@ -382,6 +327,11 @@ class Spec(Block):
     def memory_tier(self) -> MemoryTier | None:
         """The memory tier, if the spec has one."""
         return next((tier for tier in self.tiers if isinstance(tier, MemoryTier)), None)
+
+    @property
+    def peer_tier(self) -> PeerTier | None:
+        """The tier in the memory of other nodes, if the spec has one."""
+        return next((tier for tier in self.tiers if isinstance(tier, PeerTier)), None)
 
     @property
     def disk_tier(self) -> DiskTier | None:

@@ -13,14 +13,13 @@ from pydantic.fields import FieldInfo
 
 from .block import Block
 from .models import (
-    ENDPOINT_PATTERN,
     ENTRY_PATTERN,
     INTERFACE_PATTERN,
     NAME_PATTERN,
     RENDEZVOUS_PATTERN,
-    URL_PATTERN,
     Spec,
 )
+from .places import ENDPOINT_PATTERN, URL_PATTERN
 from .tree import KeyPath
 from .units import parse_bandwidth, parse_bytes, parse_flops, parse_fraction, parse_seconds
 

@@ -16,7 +16,7 @@ from .units import parse_fraction
 from .view import View
 
 BYTES_VOCABULARY = 256
-_SPEED = ("memory", "disk", "object")
+_SPEED = ("memory", "peer", "disk", "object")
 """Types of tiers, fastest first."""
 
 
@@ -107,6 +107,29 @@ def _tier_intervals(view: View) -> Iterator[Finding]:
         source = kind, every
 
 
+def _peer(view: View) -> Iterator[Finding]:
+    """Copies of snapshots need snapshots, and as many other nodes as there are copies."""
+    at = {kind: index for index, kind in reversed(view.tiers())}
+    if "peer" not in at:
+        return
+    if "memory" not in at:
+        message = "it is filled from snapshots in memory, and there is no `memory` tier"
+        yield Finding(("tiers", at["peer"], "type"), message, "put {type: memory} before it")
+    nodes, replicas = view.whole("cluster", "nodes"), view.whole("tiers", at["peer"], "replicas")
+    if nodes is not None and replicas is not None and replicas >= nodes:
+        others = "1 node, so there is no other one" if nodes == 1 else f"{nodes} nodes, so {nodes - 1} other ones"
+        fewer = f"use {nodes - 1} or less, or" if nodes > 1 else "remove the tier, or use"
+        message = f"{replicas} other nodes are to get a copy, and the job has {others}"
+        yield Finding(("tiers", at["peer"], "replicas"), message, f"{fewer} more nodes (cluster.nodes)")
+    every = view.whole("tiers", at["peer"], "every")
+    snapshots = view.whole("tiers", at["memory"], "every") if "memory" in at else None
+    if every is not None and snapshots is not None and every % snapshots:
+        message = (
+            f"it is filled from {_FILLS['memory']}, every {snapshots} steps; {every} is no multiple of {snapshots}"
+        )
+        yield Finding(("tiers", at["peer"], "every"), message, _near(every, snapshots))
+
+
 def _kept_for_good(view: View) -> Iterator[Finding]:
     """What is kept for good must be made first: `keep_every` is a multiple of the tier's own interval."""
     source: tuple[str, int] | None = None
@@ -122,9 +145,9 @@ def _kept_for_good(view: View) -> Iterator[Finding]:
 
 
 def _chain(view: View) -> list[tuple[str, int]]:
-    """The first tier of each type, fastest first: type and position."""
+    """The first tier of each type that fills the next one, fastest first: type and position."""
     at = {kind: index for index, kind in reversed(view.tiers())}
-    return [(kind, at[kind]) for kind in _SPEED if kind in at]
+    return [(kind, at[kind]) for kind in _SPEED if kind in at and kind != "peer"]
 
 
 def _near(value: int, unit: int) -> str:
@@ -209,7 +232,7 @@ def _is_part(fraction: object) -> bool:
 
 
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
-    *STRATEGY_CHECKS, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _kept_for_good,
+    *STRATEGY_CHECKS, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _peer, _kept_for_good,
     _object_options, _same_folder, _evaluation,
 )  # fmt: skip
 

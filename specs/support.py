@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .tree import Finding, Items, KeyPath, Keys, Node, Scalar, find
+from .tree import Finding, KeyPath, Keys, Node, Scalar, find
 
 _ELASTIC = re.compile(r"\s*\d+\s*(?::|\.\.|-)\s*\d+\s*")
 _DEGREES = {"cp": "context parallel", "ep": "expert parallel"}
@@ -28,7 +28,6 @@ _VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
         ("fp16", "fp16-true", "float16", "16", "16-true", "fp8"),
     ),
 }
-_TIERS = ("peer",)
 
 
 def _text(root: Node, path: KeyPath) -> str | None:
@@ -45,15 +44,6 @@ def _choices(root: Node) -> Iterator[Finding]:
         text = _text(root, path)
         if text is not None and text.lower() in planned:
             yield _refusal(path, f"{what} `{text}`", works)
-
-
-def _tiers(root: Node) -> Iterator[Finding]:
-    tiers = find(root, ("tiers",))
-    for index in range(len(tiers.items) if isinstance(tiers, Items) else 0):
-        path = ("tiers", index, "type")
-        text = _text(root, path)
-        if text is not None and text.lower() in _TIERS:
-            yield _refusal(path, f"a tier of type `{text}`", "`memory`, `disk` and `object` work today")
 
 
 def _strategy(root: Node) -> Iterator[Finding]:
@@ -74,4 +64,4 @@ def _cluster(root: Node) -> Iterator[Finding]:
 
 def planned(root: Node) -> list[Finding]:
     """Find everything in a spec that is planned but not built."""
-    return [finding for look in (_choices, _tiers, _strategy, _cluster) for finding in look(root)]
+    return [finding for look in (_choices, _strategy, _cluster) for finding in look(root)]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .layout import Version
 from .memory import MemoryDir
-from .recovery import MEMORY, Candidate
+from .recovery import MEMORY, PEER, Candidate
 from .tier import Tier
 
 Passed = dict[str, Any]
 """A checkpoint that was passed over, as events tell it."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Some of the shards of one version."""
+
+    world: int
+    """How many there are."""
+    ranks: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Held:
     """By tier; one that the node has not looked into, or could not, is left out."""
     highest: int = 0
     """Highest attempt number in its memory, whole or not."""
+    shards: Mapping[Version, Shards] = field(default_factory=dict)
+    """Whose shards of each version are in its memory, its own and those that it keeps for other nodes."""
 
     def to_json(self) -> dict[str, Any]:
         """Form for messages."""
@@ -36,6 +47,10 @@ class Held:
             "pinned": _pairs(self.pinned),
             "seen": {tier: _pairs(versions) for tier, versions in self.seen.items()},
             "highest": self.highest,
+            "shards": [
+                [version.attempt, version.step, found.world, sorted(found.ranks)]
+                for version, found in sorted(self.shards.items())
+            ],
         }
 
 
@@ -43,7 +58,12 @@ def held_from_json(value: Mapping[str, Any]) -> Held:
     """Read the form of `to_json`; raises ValueError for what is none."""
     try:
         seen = {str(tier): versions_from(pairs) for tier, pairs in value["seen"].items()}
-        return Held(versions_from(value["memory"]), versions_from(value["pinned"]), seen, int(value["highest"]))
+        shards = {
+            Version(attempt=int(attempt), step=int(step)): Shards(int(world), frozenset(map(int, ranks)))
+            for attempt, step, world, ranks in value["shards"]
+        }
+        memory, pinned = versions_from(value["memory"]), versions_from(value["pinned"])
+        return Held(memory, pinned, seen, int(value["highest"]), shards)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not what a node holds: {error}") from error
 
@@ -64,27 +84,46 @@ def look(memory: MemoryDir, tiers: Iterable[Tier]) -> Held:
         if tier.name != "object":
             with contextlib.suppress(OSError):
                 seen[tier.name] = frozenset(tier.versions())
-    records = [record for slot in memory.all_slots() if (record := slot.record())]
+    records = [record for slot in memory.every_slot() if (record := slot.record())]
+    shards: dict[Version, Shards] = {}
+    for one in records:
+        others = shards[one.version].ranks if one.version in shards else frozenset()
+        shards[one.version] = Shards(one.world, others | {one.rank})
     pinned = {record.version for slot in memory.pending() if (record := slot.record())}
     whole = memory.whole().keys()
-    return Held(frozenset(whole), frozenset(pinned & whole), seen, max((r.attempt for r in records), default=0))
+    return Held(frozenset(whole), frozenset(pinned & whole), seen, max((r.attempt for r in records), default=0), shards)
 
 
 def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[list[Candidate], list[Passed]]:
     """The candidates of node 0 that every node can read its part of, in their order, and those passed over with why.
 
-    In memory each node must have the shards of its own ranks; a folder on disk must be seen by all.
+    In memory each node must have the shards of its own ranks, or other nodes must have copies of those that are
+    missing: such a candidate is one of the peer tier. A folder on disk must be seen by all.
     """
+    between = between_nodes(held)
     chosen: list[Candidate] = []
     passed: list[Passed] = []
     for candidate in candidates:
         reason = next((words for node in sorted(held) if (words := _lack(candidate, node, held[node]))), None)
         if reason is None:
             chosen.append(candidate)
+        elif candidate.tier == MEMORY and candidate.version in between:
+            chosen.append(Candidate(candidate.version, replace(candidate.place, type=PEER)))
         else:
             version = candidate.version
             passed.append({"tier": candidate.tier, "step": version.step, "attempt": version.attempt, "reason": reason})
     return chosen, passed
+
+
+def between_nodes(held: Mapping[int, Held]) -> frozenset[Version]:
+    """Every version of which each shard is in some node's memory, its own or as a copy."""
+    worlds: dict[Version, int] = {}
+    ranks: dict[Version, set[int]] = {}
+    for one in held.values():
+        for version, found in one.shards.items():
+            worlds[version] = found.world
+            ranks.setdefault(version, set()).update(found.ranks)
+    return frozenset(version for version, found in ranks.items() if found >= set(range(worlds[version])))
 
 
 def _lack(candidate: Candidate, node: int, held: Held) -> str | None:

@@ -39,6 +39,8 @@ POINTS: dict[str, str] = {
     "window.backward": "in a backward pass",
     "update.before": "after the wait for the copy, before the optimizer update",
     "update.after": "after the optimizer update",
+    "peer.send": "the peer tier's process, before it sends a copy",
+    "peer.sent": "the peer tier's process, a copy is with a peer",
     "evaluate.batch": "in an evaluation, before a forward pass",
     "drain.begin": "the drainer, before the first file",
     "drain.file": "the drainer, after each file",

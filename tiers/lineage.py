@@ -64,7 +64,7 @@ def highest_attempt(run: RunDir, memory: MemoryDir, tiers: Iterable[Tier]) -> in
     files have lost the count, `LEAP` is added.
     """
     own = max([run.last_attempt(), *(_number(line.get("attempt")) for line in read_lines(run.events))])
-    highest = max([own, *(record.attempt for slot in memory.all_slots() if (record := slot.record()) is not None)])
+    highest = max([own, *(record.attempt for slot in memory.every_slot() if (record := slot.record()) is not None)])
     unknown = False
     for tier in tiers:
         try:

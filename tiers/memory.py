@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -24,12 +23,14 @@ from typing import Any
 from .digest import digest
 from .jsonfile import Unreadable, dumps, read, replace
 from .layout import RunDir, Version
-from .lock import FolderLock, Locked
 
 SLOTS = 3
+PEER_SLOTS = 2
+"""More of them where other nodes get copies: the version that all of them have is kept until they have the next."""
 TMPFS = Path("/dev/shm")
 OWNER = "owner.json"
-_SLOT_FILE = re.compile(r"rank-\d{5}-of-(\d{5})\.slot\d(?:\.json|\.drain)?")
+_SLOT_FILE = re.compile(r"rank-\d{5}-of-(\d{5})\.slot\d(?:\.json|\.drain|\.peer|\.sent)?")
+_REPLICAS = re.compile(r"of-node-(\d{5,9})")
 _SLOT = re.compile(r"rank-(\d{5})-of-(\d{5})\.slot(\d)\.json")
 
 
@@ -102,6 +103,16 @@ class Slot:
         """Present while the slot waits to be drained."""
         return self.folder / f"{self.stem}.drain"
 
+    @cached_property
+    def peer_mark(self) -> Path:
+        """Present while the slot is kept for the sake of its copies on other nodes."""
+        return self.folder / f"{self.stem}.peer"
+
+    @cached_property
+    def sent_mark(self) -> Path:
+        """Says of which version all those nodes have their copy."""
+        return self.folder / f"{self.stem}.sent"
+
     def record(self) -> SlotRecord | None:
         """The commit record, or None when the slot is not whole."""
         try:
@@ -113,6 +124,33 @@ class Slot:
         """Declare the slot's content void."""
         self.record_file.unlink(missing_ok=True)
         self.drain_mark.unlink(missing_ok=True)
+        self.withdraw()
+
+    def offer(self) -> None:
+        """Have the slot copied to other nodes, and keep it as it is."""
+        self.sent_mark.unlink(missing_ok=True)
+        self.peer_mark.touch()
+
+    @property
+    def offered(self) -> bool:
+        """Tell whether the slot is kept for the sake of its copies."""
+        return self.peer_mark.exists()
+
+    def sent(self, version: Version) -> None:
+        """All nodes that are to have a copy have this one."""
+        replace(self.sent_mark, version.dirname.encode())
+
+    def is_sent(self, version: Version) -> bool:
+        """Tell whether they have."""
+        try:
+            return self.sent_mark.read_bytes() == version.dirname.encode()
+        except FileNotFoundError:
+            return False
+
+    def withdraw(self) -> None:
+        """The slot is of no use to other nodes any more."""
+        self.peer_mark.unlink(missing_ok=True)
+        self.sent_mark.unlink(missing_ok=True)
 
     def commit(self, record: SlotRecord, *, drain: bool) -> None:
         """Declare the slot whole; with `drain` it stays pinned until the drainer releases it."""
@@ -164,9 +202,30 @@ class MemoryDir:
         """Counter that a rank raises at every window."""
         return self.path / f"rank-{rank:05d}.heartbeat"
 
-    def slots(self, rank: int, world: int) -> list[Slot]:
+    def slots(self, rank: int, world: int, count: int = SLOTS) -> list[Slot]:
         """The slots of a rank."""
-        return [Slot(self.path, rank, world, index) for index in range(SLOTS)]
+        return [Slot(self.path, rank, world, index) for index in range(count)]
+
+    def replica_of(self, node: int) -> MemoryDir:
+        """Copies of another node's snapshots, kept here for it."""
+        return MemoryDir(self.path / f"of-node-{node:05d}", ())
+
+    def replicas(self) -> dict[int, MemoryDir]:
+        """All of them, by node."""
+        try:
+            names = sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return {}
+        return {int(match[1]): self.replica_of(int(match[1])) for name in names if (match := _REPLICAS.fullmatch(name))}
+
+    def every_slot(self) -> list[Slot]:
+        """Every slot that has a commit record, those that are kept for other nodes too."""
+        return [*self.all_slots(), *(slot for kept in self.replicas().values() for slot in kept.all_slots())]
+
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether somebody could go on from what is here: whole snapshots, or another node's."""
+        return bool(self.whole()) or any(kept.all_slots() for kept in self.replicas().values())
 
     def all_slots(self) -> list[Slot]:
         """Every slot that has a commit record."""
@@ -265,7 +324,7 @@ def follow_folder(memory: MemoryDir, root: Path) -> MemoryDir:
 
     They stay where they are when that name is taken by others. Raises OSError.
     """
-    run, run_id = RunDir(root, _node_of(memory.path)), owner_of(memory)
+    run, run_id = RunDir(root, node_of(memory.path)), owner_of(memory)
     moved = memory_dir(run, memory.ranks)
     if run_id is None or moved.path.exists():
         return memory
@@ -279,7 +338,7 @@ def _sign(memory: MemoryDir, run: RunDir, run_id: str) -> None:
     replace(memory.path / OWNER, dumps(owner))
 
 
-def _node_of(path: Path) -> int:
+def node_of(path: Path) -> int:
     """Of which node these snapshots are; those of a run on one node say nothing."""
     try:
         node = read(path / OWNER).get("node")
@@ -294,73 +353,3 @@ def owner_of(memory: MemoryDir) -> str | None:
         return str(read(memory.path / OWNER).get("run_id"))
     except Unreadable:
         return None
-
-
-@dataclass(frozen=True)
-class Swept:
-    """What lies on tmpfs of runs that are not going on."""
-
-    removed: list[str]
-    """One line each: what was removed, and why."""
-    left: list[str]
-    """One line each: what may still be the only copy of a state, how large it is, and how to remove it."""
-
-
-def sweep() -> Swept:
-    """Remove this user's folders on tmpfs whose run folder belongs to another run by now.
-
-    A run folder that is out of reach proves nothing: its disk may be unmounted, it may be moved or its `run.json`
-    garbled, and the snapshots may be all there is of that run. Those are left, and told of; what a live run holds is
-    passed over.
-    """
-    removed, left = [], []
-    for path in sorted(TMPFS.glob(f"dtrain-{os.getuid()}-*")):
-        if path.is_symlink() or not path.is_dir():
-            continue
-        with contextlib.suppress(Locked, OSError), FolderLock(path):  # a live run holds it, maybe in another container
-            why = _why_useless(path)
-            if why is not None:
-                shutil.rmtree(path)
-                removed.append(f"removed {path}: {why}")
-            elif MemoryDir(path).all_slots() and (whose := _whose(path)) is not None:
-                size = f"{_nbytes(path) / 2**20:,.1f} MiB"
-                left.append(f"{path} ({size}): snapshots of {whose}; rm -r {path} if that run is gone for good")
-    return Swept(removed, left)
-
-
-def _why_useless(path: Path) -> str | None:
-    """Why nobody can ever go on from the snapshots there; None when somebody may."""
-    try:
-        owner = read(path / OWNER)
-        run = RunDir(Path(str(owner["output_dir"])), _node_of(path))
-        current = read(run.run)["run_id"]
-    except (Unreadable, KeyError, ValueError):
-        empty = not MemoryDir(path).all_slots() and not (path / OWNER).exists() and not _is_young(path)
-        return "nothing was in it" if empty else None
-    return None if current == owner.get("run_id") else f"{run.root} belongs to another run by now"
-
-
-def _whose(path: Path) -> str | None:
-    """Whose snapshots are out of their run's reach, and why; None when the run can go on from them."""
-    try:
-        run = RunDir(Path(str(read(path / OWNER)["output_dir"])), _node_of(path))
-    except (Unreadable, KeyError) as error:
-        return f"a run that does not say where it is ({error})"
-    if not run.root.exists():
-        return f"the run in {run.root}, which is not there now (moved, deleted, or its disk not mounted)"
-    try:
-        return None if "run_id" in read(run.run) else f"the run in {run.root}, whose {run.run.name} has no run_id"
-    except Unreadable as error:
-        return f"the run in {run.root}, which cannot be read ({error})"
-
-
-def _nbytes(path: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in path.iterdir())
-
-
-def _is_young(path: Path) -> bool:
-    """A folder without an owner yet may be one that another process is making right now."""
-    try:
-        return time.time() - path.stat().st_mtime < 60
-    except OSError:
-        return True

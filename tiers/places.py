@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from ..specs.models import DiskTier, ObjectTier, Spec
+from ..specs.models import Spec
+from ..specs.places import DiskTier, ObjectTier
 from .jsonfile import Unreadable, dumps, read, replace
 from .layout import RunDir
 from .store import Place, place_from_json

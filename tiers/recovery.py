@@ -21,6 +21,8 @@ from .store import Place, place_from_json
 from .tier import Checkpoint, Rejected, Tier, open_tier
 
 MEMORY = "memory"
+PEER = "peer"
+"""A version in memory of which some nodes have lost their part, and others have copies of it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Candidate:
     @property
     def folder(self) -> str:
         """Where it is, in words a person can use."""
-        return self.place.url if self.tier == MEMORY else f"{self.place.url.rstrip('/')}/{self.version.dirname}"
+        return self.place.url if self.tier in (MEMORY, PEER) else f"{self.place.url.rstrip('/')}/{self.version.dirname}"
 
     def to_json(self) -> dict[str, Any]:
         """Form for the job file."""

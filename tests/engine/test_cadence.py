@@ -7,7 +7,8 @@ from tests.engine.build import Plain, Ranks, state_of
 from tests.engine.conftest import MakeRanks
 from tests.engine.test_snapshot import drain_marks
 
-from dtrain.engine.snapshot import Cadence, Offered
+from dtrain.engine.decided import Offered
+from dtrain.engine.snapshot import Cadence
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 

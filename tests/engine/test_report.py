@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from dtrain.engine.decided import Offered, Refused
 from dtrain.engine.report import Reporter
 from dtrain.engine.restore import Restored
-from dtrain.engine.snapshot import Offered, Refused
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.recovery import Candidate

@@ -23,6 +23,7 @@ from dtrain.engine.hello import hello, refusal
 from dtrain.engine.lane import Message
 from dtrain.engine.line import Host, Line
 from dtrain.engine.network import NetworkError, parse_endpoint
+from dtrain.engine.peers import NoPeers
 from dtrain.engine.reach import Doors, door_from_json, unreachable
 from dtrain.engine.shift import Report
 from dtrain.engine.team import Team
@@ -122,7 +123,9 @@ class Scene:
         self.spec = spec_for(free_port())
         self.host = Host(parse_endpoint(self.spec.cluster.rendezvous), 2, SEAL)
         mine = hello(self.spec, 0, "")
-        self.team = Team(self.host, self.spec, self.memories[0], [], mine, {"run_id": "r", "fresh": True}, self._tell)
+        self.team = Team(
+            self.host, self.spec, self.memories[0], [], mine, {"run_id": "r", "fresh": True}, self._tell, NoPeers()
+        )
 
     def _tell(self, event: str, **details: Any) -> None:
         self.told.append((event, details))

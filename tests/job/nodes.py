@@ -78,6 +78,16 @@ class Cluster:
         os.kill(self.running[node].pid, signal.SIGKILL)
         finish(self.running.pop(node))
 
+    def lose_node(self, node: int) -> None:
+        """Kill -9 of a launcher and of all it leaves, and its memory is gone: the machine has been replaced."""
+        self.kill_node(node)
+        mine = str(self.memory(node).path)
+        for process in psutil.process_iter(["cmdline"]):
+            if any(mine in word for word in process.info["cmdline"] or ()):
+                with suppress(psutil.Error):
+                    process.kill()
+        self.memory(node).remove()
+
     def assert_nothing_left(self) -> None:
         """No process, nothing in any node's memory, no temporary file."""
         self.job.assert_nothing_left()
@@ -88,7 +98,7 @@ class Cluster:
 def cluster(folder: Path, nodes: int = NODES, spec: str = SMALL) -> Iterator[Cluster]:
     """Nodes that leave nothing behind, whatever the test did."""
     job = Job(folder, {"OMP_NUM_THREADS": "1"})  # the nodes share the cores of one machine
-    job.write_spec(spec)
+    job.write_spec(spec.replace(f"nodes: {NODES}", f"nodes: {nodes}"))
     made = Cluster(job, nodes=nodes)
     try:
         yield made

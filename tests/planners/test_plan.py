@@ -102,6 +102,7 @@ small_specs = st.fixed_dictionaries(
         "checkpoint": st.builds(lambda part: {"max_overhead": part}, st.floats(0, 1)),
     }
 )  # fmt: skip
+ROUNDED = 1 + 1e-12
 machines = st.builds(
     Machine,
     cpu_cores=st.integers(1, 128),
@@ -133,7 +134,7 @@ def test_any_plan_holds_its_promises(
     assert all(slower.every % faster.every == 0 for faster, slower in pairwise(plan.tiers))
     assert all(tier.keep_every is None or tier.keep_every % tier.every == 0 for tier in plan.tiers)
     lost = plan.expected.lost_steps
-    assert (lost.process or 0) <= (lost.node or 0) <= (lost.cluster or 0)
+    assert (lost.process or 0) <= (lost.node or 0) * ROUNDED <= (lost.cluster or 0) * ROUNDED**2
     assert 0 <= (plan.expected.goodput or 0) <= 1
     assert (plan.expected.overhead or 0) >= (plan.expected.stall_s or 0) / (plan.iteration.step_s or 1) - 1e-12
 

@@ -3,8 +3,9 @@
 import pytest
 from tests.specs.build import BASE, Desk, changed
 
-from dtrain.specs.models import AdamW, DiskTier, MemoryTier, PythonModel, Sgd
+from dtrain.specs.models import AdamW, PythonModel, Sgd
 from dtrain.specs.overrides import split
+from dtrain.specs.places import DiskTier, MemoryTier
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,12 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "unknown block": ("optimizer.lr=1", "optimizer", "unknown key", "block `training`"),
     "near miss": ("max_step=3", "max_step", "unknown key", "did you mean `max_steps`"),
     "not supported": ("strategy.cp=2", "strategy.cp", "not yet supported", ""),
-    "not supported tier": ("tiers[1].type=peer", "tiers[1].type", "not yet supported", ""),
+    "too many peers": (
+        "tiers=[{type: memory}, {type: peer, replicas: 2}]",
+        "tiers[1].replicas",
+        "1 other",
+        "more nodes",
+    ),
     "index too high": ("tiers[2].every=1", "tiers[2]", "`tiers` has items 0 to 1", "whole list"),
     "index of a block": ("training[0]=1", "training[0]", "`training` is not a list", ""),
     "key of a list": ("tiers.every=1", "tiers.every", "`tiers` is a list", "`tiers[0].every=…`"),

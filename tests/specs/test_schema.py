@@ -11,8 +11,9 @@ from tests.specs.build import Desk
 
 import dtrain.specs
 from dtrain.specs.load import load_spec
-from dtrain.specs.models import GptModel, MemoryTier, Spec
+from dtrain.specs.models import GptModel, Spec
 from dtrain.specs.outline import keys_of, places, wanted_at
+from dtrain.specs.places import MemoryTier
 from dtrain.specs.schema import json_schema
 from dtrain.specs.template import TEMPLATE
 from dtrain.specs.wording import EXAMPLES

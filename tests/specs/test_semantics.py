@@ -12,8 +12,22 @@ def gpt(rest: str) -> tuple[str, str]:
 
 TIERS = "  - {type: memory, every: 1}\n  - {type: disk, every: 5, keep: 3}\n"
 
+PEER = "  - {type: memory, every: 2}\n  - {type: peer, replicas: 1}\n  - {type: disk, every: 6}\n"
+
 CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     # change, key, message, hint
+    "as many replicas as nodes": (
+        (TIERS, PEER.replace("replicas: 1", "replicas: 2")), "tiers[1].replicas",
+        "2 other nodes are to get a copy, and the job has 2 nodes, so 1 other", "use 1 or less, or more nodes",
+    ),
+    "peers without snapshots": (
+        (TIERS, "  - {type: peer}\n  - {type: disk}\n"), "tiers[0].type", "there is no `memory` tier",
+        "put {type: memory} before it",
+    ),
+    "copies of steps without snapshots": (
+        (TIERS, PEER.replace("replicas: 1", "every: 3")), "tiers[1].every",
+        "filled from snapshots in memory, every 2 steps; 3 is no multiple of 2", "use 2 or 4",
+    ),
     "batch": (
         ("global_batch_size: 32", "global_batch_size: 72"), "training.global_batch_size",
         "72 is not a multiple of micro_batch_size * nodes * workers_per_node = 4 * 2 * 2 = 16",
@@ -98,7 +112,7 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     ),
     "order": (
         (TIERS, "  - {type: disk, every: 5}\n  - {type: memory, every: 1}\n"), "tiers[1].type",
-        "the `memory` tier stands behind a slower one (`disk`)", "memory, disk",
+        "the `memory` tier stands behind a slower one (`disk`)", "memory, peer, disk",
     ),
     "intervals": (
         ("every: 1}", "every: 2}"), "tiers[1].every",

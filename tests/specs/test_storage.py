@@ -9,7 +9,7 @@ import pytest
 from tests.specs.build import BASE, Desk, changed
 
 from dtrain.specs.load import spec_from_json, spec_to_json
-from dtrain.specs.models import DiskTier, ObjectTier
+from dtrain.specs.places import DiskTier, ObjectTier
 from dtrain.specs.schema import json_schema
 from dtrain.specs.secrets import is_secret, masked
 
@@ -164,7 +164,7 @@ def test_keys_that_only_sound_secret_are_shown() -> None:
         (["{type: disk, every: 5}", "{type: object, url: 's3://b', every: 10, keep_every: 15}"], "tiers[1].keep_every",
          "checkpoints are made here every 10 steps", "use 10 or 20"),
         (["{type: object, url: 's3://b'}", "{type: disk}"], "tiers[1].type",
-         "the `disk` tier stands behind a slower one (`object`)", "memory, disk, object"),
+         "the `disk` tier stands behind a slower one (`object`)", "memory, peer, disk, object"),
         (["{type: object, url: 's3://b'}", "{type: object, url: 's3://c'}"], "tiers[1].type",
          "a second `object` tier", "at most once"),
         (["{type: object}"], "tiers[0].url", "missing: this key is required", 'url: "s3://bucket/my-run"'),
@@ -183,7 +183,7 @@ def test_keys_that_only_sound_secret_are_shown() -> None:
         (["{type: disk, on_failure: raise}"], "tiers[0].on_failure", "must be one of `continue`, `stop`", "`stop`"),
         (["{type: disk, commit: atomic}"], "tiers[0].commit", "one of `auto`, `rename`, `manifest`",
          "`rename`"),
-        (["{type: s3}"], "tiers[0].type", "must be one of `memory`, `disk`, `object`", "`object`"),
+        (["{type: s3}"], "tiers[0].type", "must be one of `memory`, `peer`, `disk`, `object`", "`object`"),
         (["{type: objct}"], "tiers[0].type", "must be one of", "did you mean `object`"),
         (["{type: disk, keep_evry: 5}"], "tiers[0].keep_evry", "unknown key", "did you mean `keep_every`"),
         (["{type: disk, on_fail: stop}"], "tiers[0].on_fail", "unknown key", "did you mean `on_failure`"),

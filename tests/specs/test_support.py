@@ -20,10 +20,6 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
     "elastic, unquoted": ("nodes: 2, w", "nodes: 2:4, w", "cluster.nodes", "one whole number"),
     "elastic, dots": ("nodes: 2, w", "nodes: 2..4, w", "cluster.nodes", "one whole number"),
-    "peer": (
-        "  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk", "tiers[1].type",
-        "`memory`, `disk` and `object`",
-    ),
 }  # fmt: skip
 
 
@@ -39,15 +35,12 @@ def test_what_is_planned_is_refused_by_name(desk: Desk, name: str) -> None:
 
 
 def test_planned_words_are_refused_together(desk: Desk) -> None:
-    changes = [
-        (old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "fp8", "elastic", "peer")
-    ]
+    changes = [(old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "fp8", "elastic")]
     problems = desk.problems(changed(*changes))
     assert [problem.key for problem in problems] == [
         "dataset.type",
         "training.precision",
         "cluster.nodes",
-        "tiers[1].type",
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers.build import put
 
-from dtrain.tiers.agree import Held, agreed, common, held_from_json, look, newest, to_drain
+from dtrain.tiers.agree import Held, Shards, agreed, between_nodes, common, held_from_json, look, newest, to_drain
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import Candidate
@@ -77,7 +77,7 @@ def test_a_node_looks_at_its_own_ranks_alone(memory: MemoryDir) -> None:
     put(memory, 1, 2, 0, step=4, attempt=3, drain=True)
     found = look(memory, [])
     version = Version(attempt=3, step=4)
-    assert found == Held(frozenset({version}), frozenset({version}), {}, 3)
+    assert found == Held(frozenset({version}), frozenset({version}), {}, 3, {version: Shards(2, frozenset({1}))})
     assert look(MemoryDir(memory.path, (0,)), []).memory == frozenset()
 
 
@@ -86,3 +86,40 @@ def test_marks_are_set_and_taken_away_as_all_nodes_have_agreed(memory: MemoryDir
     put(memory, 1, 2, 1, step=2)
     memory.settle({V2})
     assert [record.step for slot in memory.pending() if (record := slot.record())] == [2]
+
+
+def with_shards(shards: dict[Version, set[int]], *memory: Version, world: int = 2) -> Held:
+    return Held(frozenset(memory), shards={v: Shards(world, frozenset(ranks)) for v, ranks in shards.items()})
+
+
+def test_what_a_node_has_lost_and_another_has_a_copy_of_is_a_candidate_of_the_peer_tier() -> None:
+    candidates = [Candidate(V3, MEMORY), Candidate(V2, MEMORY), Candidate(V1, DISK)]
+    held = {0: with_shards({V3: {0}, V2: {0, 1}}, V2, V3), 1: with_shards({})}
+    chosen, passed = agreed(candidates, held)
+    assert [(one.version, one.tier, one.place.url) for one in chosen] == [
+        (V2, "peer", MEMORY.url), (V1, "disk", DISK.url),
+    ]  # fmt: skip
+    assert [one["step"] for one in passed] == [3]
+
+
+def test_copies_count_only_when_every_shard_is_somewhere() -> None:
+    assert between_nodes({0: with_shards({V1: {0}}, world=3), 1: with_shards({V1: {1}}, world=3)}) == frozenset()
+    third = with_shards({V1: {2, 0}, V2: {2}}, world=3)
+    everyone = {0: with_shards({V1: {0}}, world=3), 1: with_shards({V1: {1}}, world=3), 2: third}
+    assert between_nodes(everyone) == {V1}
+
+
+def test_what_all_nodes_have_themselves_stays_a_candidate_of_the_memory_tier() -> None:
+    held = {node: with_shards({V1: {0, 1}}, V1) for node in range(2)}
+    assert agreed([Candidate(V1, MEMORY)], held) == ([Candidate(V1, MEMORY)], [])
+
+
+def test_a_look_into_memory_finds_copies_that_are_kept_for_others(memory: MemoryDir, tmp_path: Path) -> None:
+    put(memory, 1, 2, 0, step=1)
+    kept = memory.replica_of(0)
+    kept.path.mkdir()
+    put(kept, 0, 2, 1, step=2)
+    found = look(memory, [])
+    assert found.memory == {V1}
+    assert found.shards == {V1: Shards(2, frozenset({1})), V2: Shards(2, frozenset({0}))}
+    assert held_from_json(found.to_json()) == found

@@ -10,8 +10,9 @@ from tests.tiers.build import RUN_ID, snapshot
 from dtrain.tiers import memory
 from dtrain.tiers.jsonfile import dumps, replace
 from dtrain.tiers.layout import RunDir, Version
+from dtrain.tiers.leftovers import sweep
 from dtrain.tiers.lock import FolderLock
-from dtrain.tiers.memory import MemoryDir, open_memory_dir, sweep
+from dtrain.tiers.memory import MemoryDir, open_memory_dir
 
 
 @pytest.fixture

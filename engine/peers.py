@@ -1,0 +1,191 @@
+"""The peer tier's process, seen from the launcher of its node: started, told who is where, started again, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ..planners.placement import place
+from ..planners.plan import Plan
+from ..specs.models import Spec
+from ..tiers.jsonfile import append_event, replace
+from ..tiers.layout import RunDir
+from ..tiers.memory import MemoryDir
+from ..tiers.peer import PeerJob
+from .network import address_of
+
+START_S = 20.0
+"""Longest wait for it to say where it listens."""
+STOP_S = 2.0
+MAX_DEATHS = 5
+"""After as many in a row this node takes no part in the tier any more."""
+
+Address = list[Any]
+"""Host and port, as messages have them."""
+
+
+class NoPeers:
+    """A run without a peer tier."""
+
+    def door(self, interface: str) -> Address | None:
+        """Where copies for this node are to be sent; starts what takes them in. Raises NetworkError, OSError."""
+        return None
+
+    def heard(self, node: int, door: Address | None) -> None:
+        """A node, this one too, has said where copies for it are to be sent."""
+
+    def directory(self) -> dict[str, Any]:
+        """What all nodes are told of each other, and the token by which they know each other."""
+        return {}
+
+    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
+        """Who is where now."""
+
+    def tend(self, attempt: int) -> None:
+        """Look after the process; to be called a few times a second."""
+
+    def stop(self) -> None:
+        """Nothing is copied, and nothing of others kept, from now on."""
+
+
+class Peers(NoPeers):
+    """This node's part of the peer tier."""
+
+    def __init__(self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str) -> None:
+        """Prepare; the process is started when it is first asked where it listens."""
+        self.run, self.memory, self.run_id = run, memory, run_id
+        planned = plan.tier("peer")
+        assert spec.peer_tier is not None
+        assert planned is not None
+        self.placement = place(spec.cluster.nodes, spec.peer_tier.replicas, spec.cluster.nodes_per_zone)
+        self.pace_bytes_per_s, self.patience_s = planned.pace_bytes_per_s, spec.cluster.heartbeat_timeout
+        self._process: subprocess.Popen[str] | None = None
+        self._address: Address | None = None
+        self._told: dict[str, Any] | None = None
+        self._starts = self._deaths = 0
+        self._stopped = False
+        self._doors: dict[int, Address | None] = {}
+        self._token = secrets.token_hex(32)
+
+    def door(self, interface: str) -> Address | None:
+        """As `NoPeers.door`."""
+        if self._stopped:
+            return None
+        host = address_of(interface)
+        if self._address is None or self._address[0] != host:
+            self._end()
+            self._start(host, 0)
+        assert self._address is not None
+        return self._address
+
+    def heard(self, node: int, door: Address | None) -> None:
+        """As `NoPeers.heard`."""
+        is_one = isinstance(door, list) and [type(part) for part in door] == [str, int]
+        self._doors[node] = door if is_one else None
+
+    def directory(self) -> dict[str, Any]:
+        """As `NoPeers.directory`."""
+        doors = {str(node): door for node, door in self._doors.items() if door is not None}
+        return {"token": self._token, "addresses": doors}
+
+    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
+        """As `NoPeers.tell`."""
+        self._told = {"attempt": attempt, **directory}
+        self._deaths = 0
+        self._pass_on()
+
+    def tend(self, attempt: int) -> None:
+        """As `NoPeers.tend`."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return
+        self._process, self._deaths = None, self._deaths + 1
+        again = self._deaths < MAX_DEATHS and self._address is not None
+        ending = "started again" if again else "not started again before the next attempt"
+        detail = f"the process of the peer tier ended with {process.returncode}: {ending}"
+        append_event(self.run.events, "warning", None, attempt, detail=detail)
+        if again and self._address is not None:
+            try:
+                self._start(*self._address)
+            except OSError as error:
+                append_event(self.run.events, "warning", None, attempt, detail=f"it cannot be started: {error}")
+            self._pass_on()
+
+    def stop(self) -> None:
+        """As `NoPeers.stop`."""
+        self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process, self._address = self._process, None, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def _start(self, host: str, port: int) -> None:
+        """Raises OSError when it does not come up."""
+        node, placement = self.run.node, self.placement
+        job = PeerJob(
+            str(self.run.root), str(self.memory.path), self.run_id, node, host, port,
+            placement.holders[node], placement.kept_by(node), self.pace_bytes_per_s, self.patience_s,
+        )  # fmt: skip
+        path = self.memory.path / "peer.json"
+        replace(path, job.to_bytes())
+        self._starts += 1
+        with self._log() as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dtrain.tiers.peer", str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "DTRAIN_ATTEMPT": str(self._starts)},
+            )
+        self._process = process
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_S)
+        line = process.stdout.readline() if ready else ""
+        try:
+            self._address = [host, int(json.loads(line)["port"])]
+        except (ValueError, KeyError, TypeError) as error:
+            self._process = None
+            process.kill()
+            process.wait()
+            raise OSError(f"the process of the peer tier does not start; see {self.run.drainer_log}") from error
+
+    def _log(self) -> IO[bytes]:
+        try:
+            self.run.logs.mkdir(parents=True, exist_ok=True)
+            return self.run.drainer_log.open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
+
+    def _pass_on(self) -> None:
+        if self._process is None or self._process.stdin is None or self._told is None:
+            return
+        with contextlib.suppress(OSError):  # it has died, which is seen to soon
+            self._process.stdin.write(json.dumps(self._told) + "\n")
+            self._process.stdin.flush()
+
+
+def peers_of(run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str) -> NoPeers:
+    """This node's part of the peer tier, if the spec has one."""
+    return Peers(run, spec, plan, memory, run_id) if spec.peer_tier is not None else NoPeers()
