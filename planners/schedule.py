@@ -35,33 +35,51 @@ def tier_intervals(known: Known) -> dict[str, Interval]:
         if tier.every != "auto":
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
         elif isinstance(tier, MemoryTier):
-            every[tier.type] = _auto_memory(known, _divides(known, position))
+            every[tier.type] = _auto_memory(known, _place(known, position))
         elif isinstance(tier, PeerTier):
             every[tier.type] = _auto_peer(known, every["memory"].steps)
         else:  # filled from memory or disk, whatever other nodes have
             before = {kind: interval for kind, interval in every.items() if kind != "peer"}
-            every[tier.type] = _auto_slow(known, tier, before, _divides(known, position))
+            source = next((interval.steps for interval in reversed(before.values())), 1)
+            every[tier.type] = _auto_slow(known, tier, before, _place(known, position, source))
     return every
 
 
+def _place(known: Known, position: int, source: int = 1) -> Place:
+    tiers = known.spec.tiers
+    before = [tier.every == "auto" for tier in tiers[:position] if not isinstance(tier, PeerTier)]
+    after = [tier.every == "auto" for tier in tiers[position + 1 :] if not isinstance(tier, PeerTier)]
+    return Place(
+        known.spec.max_steps,
+        source,
+        _divides(known, position),
+        follows_auto=before[-1:] == [True],
+        before_auto=after[:1] == [True],
+    )
+
+
 def _divides(known: Known, position: int) -> int | None:
-    """Return what the interval of a tier must divide: given ones after it, and steps to be kept for good from it on."""
+    """Return what the interval of a tier must divide: given ones after it, and steps to be kept for good from it on.
+
+    Those that no multiple of what is given before it divides are left alone.
+    """
     wanted: list[int] = []
+    chain = [tier for tier in known.spec.tiers[:position] if not isinstance(tier, PeerTier)]
+    given = next((tier.every for tier in reversed(chain) if tier.every != "auto"), 1)
     for index, tier in enumerate(known.spec.tiers[position:]):
         if index and tier.every != "auto" and not isinstance(tier, PeerTier):
             wanted.append(tier.every)
         if isinstance(tier, SlowTier) and tier.keep_every is not None:
             wanted.append(tier.keep_every)
-    reached = [steps for steps in wanted if steps <= known.spec.max_steps]
+    reached = [steps for steps in wanted if steps <= known.spec.max_steps and steps % given == 0]
     return math.gcd(*reached) if reached else None
 
 
-def _auto_memory(known: Known, divides: int | None) -> Interval:
+def _auto_memory(known: Known, place: Place) -> Interval:
     """Return the memory tier's interval; 1 while the times are not known."""
     spec = known.spec
     if known.costs is None or known.step_s is None:
         return Interval(1, intervals.UNTIMED)
-    place = Place(spec.max_steps, divides=divides)
     mtbf_s = 1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), SURVIVES["memory"])
     return intervals.memory_every(known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, place)
 
@@ -92,15 +110,15 @@ def peer_pace(known: Known, every: int) -> float | None:
     return sent / (PEER_PART * every * step_s)
 
 
-def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], divides: int | None) -> Interval:
-    """Return a slower tier's interval, within what the tiers before it leave of the budget.
+def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], place: Place) -> Interval:
+    """Return a slower tier's interval, within what snapshots leave of the budget: one of every step where it is chosen.
+
+    What is left with fewer snapshots would grow and fall with the rounding of their interval.
 
     Without a memory tier the snapshots are made for the first slower one alone, and count as its cost; and it is
     the one that a lost worker reads from.
     """
     costs, step_s, spec = known.costs, known.step_s, known.spec
-    steps_before = {kind: interval.steps for kind, interval in before.items()}
-    place = Place(spec.max_steps, next(reversed(steps_before.values()), 1), divides)
     if costs is None or step_s is None:
         return intervals.untimed_every(place)
     write_s = costs.slow_s(tier.type)
@@ -108,6 +126,7 @@ def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Inte
         return intervals.far_every(
             write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, place=place
         )
+    steps_before = {kind: interval.steps if interval.why == intervals.GIVEN else 1 for kind, interval in before.items()}
     used = cost_per_step_s(known, costs, steps_before, step_s)[0] / step_s
     served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
     return intervals.slow_every(
