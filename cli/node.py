@@ -75,7 +75,8 @@ def join(spec: Spec, spec_folder: Path, node: int, as_json: bool, seal: Seal | N
             outcome = _serve(run, spec, spec_folder, nursery, console, seal)
         except NetworkError as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
-    console.print(f"node {node} of {spec.cluster.nodes}: {outcome.message}", soft_wrap=True)
+    log = f" (log: {outcome.log})" if outcome.log is not None else ""
+    console.print(f"node {node} of {spec.cluster.nodes}: {outcome.message}{log}", soft_wrap=True)
     if as_json:
         told = {**outcome.to_json(), "node": node, "attempt": outcome.attempt, "run_dir": str(run.root)}
         sys.stdout.write(json.dumps(told) + "\n")

@@ -261,7 +261,9 @@ class Launcher:
         if self.beyond.carry_on(DRAIN_TIMEOUT_S) is not None:
             self.memory.remove()
         error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
-        outcome = self._outcome("failed", fault.code, f"{fault.detail} ({why})")
+        several = self.spec.cluster.nodes > 1 and fault.rank is not None
+        where = f"node {fault.node_of(self.spec)}, " if several else ""
+        outcome = self._outcome("failed", fault.code, f"{where}{fault.detail} ({why})")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
         return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from ..planners.plan import Plan
@@ -167,7 +168,7 @@ class Member:
         self.run.take_part(self.attempt)
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
-        self.peers.tell(self.attempt, message["peer"])
+        self.peers.tell(self.attempt, message["peer"], self.line.desk.secret)
         endpoint = self.line.endpoint
         seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
@@ -244,7 +245,8 @@ class Member:
             self.memory.remove()
         self.line.post({"kind": "left"})
         code = Code(int(message["code"]))
-        return self._outcome(str(message["status"]), code, str(message["message"]), int(message["step"]))
+        outcome = self._outcome(str(message["status"]), code, str(message["message"]), int(message["step"]))
+        return replace_fields(outcome, log=str(message["log"])) if message.get("log") else outcome
 
     def _without_host(self, why: str) -> Outcome:
         """Node 0 is gone: end here too. What is in memory stays, for all nodes to go on from."""

@@ -26,7 +26,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """What other nodes are told."""
-        return {"status": self.status, "code": int(self.code), "message": self.message, "step": self.step}
+        told = {"status": self.status, "code": int(self.code), "message": self.message, "step": self.step}
+        return {**told, "log": self.log} if self.log is not None else told
 
 
 def lower(code: Code, lost: str) -> Code:

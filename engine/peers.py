@@ -9,7 +9,7 @@ import secrets
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,11 +43,11 @@ class NoPeers:
         """A node, this one too, has said where copies for it are to be sent."""
 
     def directory(self) -> dict[str, Any]:
-        """What all nodes are told of each other, and the token by which they know each other."""
+        """What all nodes are told of each other."""
         return {}
 
-    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
-        """Who is where now."""
+    def tell(self, attempt: int, directory: Mapping[str, Any], secret: Callable[[str], str]) -> None:
+        """Who is where now; `secret` makes, of a word that all may read, what only nodes of this run know."""
 
     def tend(self, attempt: int) -> None:
         """Look after the process; to be called a few times a second."""
@@ -73,7 +73,7 @@ class Peers(NoPeers):
         self._starts = self._deaths = 0
         self._stopped = False
         self._doors: dict[int, Address | None] = {}
-        self._token = secrets.token_hex(32)
+        self._word = secrets.token_hex(16)
 
     def door(self, interface: str) -> Address | None:
         """As `NoPeers.door`."""
@@ -94,11 +94,12 @@ class Peers(NoPeers):
     def directory(self) -> dict[str, Any]:
         """As `NoPeers.directory`."""
         doors = {str(node): door for node, door in self._doors.items() if door is not None}
-        return {"token": self._token, "addresses": doors}
+        return {"word": self._word, "addresses": doors}
 
-    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
+    def tell(self, attempt: int, directory: Mapping[str, Any], secret: Callable[[str], str]) -> None:
         """As `NoPeers.tell`."""
-        self._told = {"attempt": attempt, **directory}
+        token = secret(str(directory["word"]))
+        self._told = {"attempt": attempt, "token": token, "addresses": directory["addresses"]}
         self._deaths = 0
         self._pass_on()
 

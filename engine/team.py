@@ -198,7 +198,7 @@ class Team(Alone):
             "port": store.port,
             "peer": self.peers.directory(),
         }
-        self.peers.tell(attempt, word["peer"])
+        self.peers.tell(attempt, word["peer"], self.host.desk.secret)
         self._tell_all(word)
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 

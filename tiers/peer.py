@@ -306,7 +306,7 @@ def listen_to_launcher(post: Post) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the peer tier of one node."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # it ends with its launcher
     os.nice(NICENESS)
     post = Post(peer_job_from_json(read(Path(arguments[0]))))

@@ -19,10 +19,13 @@ from dtrain.tiers.digest import digest
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
+from dtrain.tiers.seal import Seal
 from dtrain.tiers.shardfile import Entry, Shard
 
 BYTES = 3 * 2**20
 MACHINE = Machine(cpu_cores=2, host_memory_bytes=2**34, shm_free_bytes=2**30, accelerator="cpu")
+
+SECRET = Seal("a token that all nodes have").secret
 
 
 def spec_of(*tiers: dict[str, object]) -> Spec:
@@ -83,7 +86,7 @@ def introduce(nodes: list[Node], attempt: int = 1) -> None:
     for node in nodes:
         nodes[0].peers.heard(node.number, node.peers.door("lo"))
     for node in nodes:
-        node.peers.tell(attempt, nodes[0].peers.directory())
+        node.peers.tell(attempt, nodes[0].peers.directory(), SECRET)
 
 
 def wait(what: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -153,7 +156,7 @@ def test_a_peer_that_stands_still_is_told_of_once_and_gets_its_copy_later(nodes:
 
 def test_who_has_another_token_sends_nothing(nodes: list[Node]) -> None:
     directory = nodes[0].peers.directory()
-    nodes[0].peers.tell(1, {**directory, "token": "00" * 32})
+    nodes[0].peers.tell(1, directory, Seal("a token that is another").secret)
     slot = nodes[0].snapshot(1)
     wait(lambda: bool(read_lines(nodes[0].run.events)))
     assert "does not accept this run's token" in read_lines(nodes[0].run.events)[0]["detail"]

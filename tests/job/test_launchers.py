@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.job.dtrain import Ended, Job, assert_same, finish, wait, wait_for_step
+from tests.job.dtrain import Job, assert_same, finish, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.cli.scheduler import FIRST_PORT, PORTS
@@ -136,17 +136,15 @@ def test_tasks_of_slurm_find_each_other_and_stop_when_slurm_tells_every_process(
 def test_a_failure_on_another_node_is_named_first_by_all_launchers(nodes: Cluster) -> None:
     (nodes.job.folder / "broken.py").write_text(BROKEN)
     nodes.start_all("model={type: python, entry: broken:Model}", "dataset={type: python, entry: broken:Points}")
+    log = nodes.job.run.log(1, 1)
     for ended in nodes.end():
         assert ended.code == 70, ended.said
-        assert _names_the_cause(nodes, ended), ended.said
+        assert "node 1, rank 1: ValueError: the layers do not fit" in ended.out, ended.said
+        assert str(log.relative_to(nodes.job.folder)) in ended.out, ended.said
         assert "Traceback" not in ended.err
+    assert "the layers do not fit" in log.read_text()
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def _names_the_cause(nodes: Cluster, ended: Ended) -> bool:
-    words = " ".join(ended.said.split())
-    return "rank 1" in words and "ValueError: the layers do not fit" in words and "node 1" in words

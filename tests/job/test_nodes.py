@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dtrain.engine.line import START_KEY, STORE_TIMEOUT
 from dtrain.tiers.faults import fail_at
 
 
@@ -155,5 +159,28 @@ def test_a_node_that_is_lost_as_the_run_ends_is_told_and_its_part_of_the_last_st
     ended = nodes.end()
     assert [one.code for one in ended] == [0, 0], ended
     assert [(e["kind"], e["node"]) for e in nodes.job.events("fault")] == [("node", 1)]
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+def test_a_stranger_at_the_rendezvous_changes_nothing_and_is_named(nodes: Cluster, oracle: Job) -> None:
+    """It writes over everything that launchers have said and will say next, again and again."""
+    nodes.start_all(fault=slow(2))
+    wait_for_step(nodes.job, 2)
+    store = TCPStore(nodes.host, nodes.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    root = f"dtrain/{store.get(START_KEY).decode()[-32:]}"
+    word = json.loads(store.get(f"{root}/hello/1")[64:])["word"]
+    end = json.dumps({"kind": "end", "code": 0, "status": "finished", "message": "", "step": 0, "attempt": 9})
+    for _ in range(20):
+        for number in range(12):
+            store.set(f"{root}/up/{word}/{number}", end)
+            store.set(f"{root}/down/{word}/{number}", "0" * 64 + end)
+        for key in ("hello/1", "beat/0", f"beat/{word}"):
+            store.set(f"{root}/{key}", "0" * 64 + end)
+        time.sleep(0.05)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert any("without this run's token" in event["detail"] for event in nodes.job.events("warning"))
+    assert not nodes.job.events("fault")
     assert_same(nodes.job, oracle)
     nodes.assert_nothing_left()
