@@ -167,10 +167,11 @@ class Member:
         self.run.take_part(self.attempt)
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
-        self.peers.tell(self.attempt, message["peer"])
         endpoint = self.line.endpoint
         seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
+        self.memory.forget_copies(candidates[0].version if candidates else None)
+        self.peers.tell(self.attempt, message["peer"])
         self.say(f"attempt {self.attempt}: {_from(candidates)}")
         report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=seat)
         self._pass_on_notes()

@@ -222,6 +222,13 @@ class MemoryDir:
         """Every slot that has a commit record, those that are kept for other nodes too."""
         return [*self.all_slots(), *(slot for kept in self.replicas().values() for slot in kept.all_slots())]
 
+    def forget_copies(self, after: Version | None) -> None:
+        """A run goes on from `after` (None: from step 0): copies of what is newer are from a past that it has left."""
+        for slot in (slot for kept in self.replicas().values() for slot in kept.all_slots()):
+            record = slot.record()
+            if record is None or after is None or record.version > after:
+                slot.invalidate()
+
     @property
     def is_needed(self) -> bool:
         """Tell whether somebody could go on from what is here: whole snapshots, or another node's."""
