@@ -158,7 +158,7 @@ def _team(
     def tell(event: str, **details: object) -> None:
         append_event(run.events, event, None, max(run.last_attempt(), used + 1), **details)
 
-    peers = peers_of(run, spec, plan, memory, run_id)
+    peers = peers_of(run, spec, plan, memory, run_id, host.seal)
     mine = hello(spec, 0, "")
     return Team(host, spec, memory, slow_tiers(spec, run, run_id), mine, welcome, tell, peers, start.goes_on)
 

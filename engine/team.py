@@ -16,8 +16,7 @@ from ..specs.models import Spec
 from ..tiers.agree import Held, agreed, held_from_json, look, newest, to_drain, with_memory_of_all
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
-from ..tiers.recovery import MEMORY, Candidate
-from ..tiers.store import Place
+from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier
 from .agent import Ended, Interrupted, Seat, stop_signal
 from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict, node_words
@@ -98,7 +97,7 @@ class Team(Alone):
         self.memory.settle(to_drain(self.held, self.nodes))
         self.highest = max(self.highest, *(held.highest for held in self.held.values()))
         if self.must_go_on and not self._begun:  # this node may have lost what the others have
-            candidates = with_memory_of_all(candidates, self.held, Place(MEMORY, str(self.memory.path)))
+            candidates = with_memory_of_all(candidates, self.held, self.memory)
         chosen, passed = agreed(candidates, self.held)
         return chosen, [*skipped, *passed]
 
@@ -136,9 +135,8 @@ class Team(Alone):
     def _ask(self, patience_s: float) -> bool:
         """Have every node that is there say what it holds; False when not all nodes have answered."""
         self._question += 1
-        self.held = {0: look(self.memory, self.tiers)}
-        self._answers = {}
-        self.peers.heard(0, self.peers.door(self._interfaces()[1]))
+        self.held, self._answers = {0: look(self.memory, self.tiers)}, {}
+        self.peers.heard(0, self.peers.door(lambda: self._interfaces()[1]))
         self._tell_all({"kind": "ask", "question": self._question, "doors": self._words() != self._reached})
         deadline = time.monotonic() + patience_s
         while self._alive() - self._answers.keys() and time.monotonic() < deadline:
@@ -201,7 +199,6 @@ class Team(Alone):
             "port": store.port,
             "peer": self.peers.directory(),
         }
-        self.memory.forget_copies(candidates[0].version if candidates else None)
         self.peers.tell(attempt, word["peer"])
         self._tell_all(word)
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())

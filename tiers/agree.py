@@ -117,10 +117,10 @@ def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[l
     return chosen, passed
 
 
-def with_memory_of_all(candidates: Sequence[Candidate], held: Mapping[int, Held], place: Place) -> list[Candidate]:
-    """The candidates of node 0, and what its memory (`place`) has lost and the nodes have between them; in order."""
+def with_memory_of_all(candidates: Sequence[Candidate], held: Mapping[int, Held], memory: MemoryDir) -> list[Candidate]:
+    """The candidates of node 0, and what its `memory` has lost and the nodes have between them; in order."""
     known = {candidate.version for candidate in candidates if candidate.tier in (MEMORY, PEER)}
-    more = [Candidate(version, place) for version in between_nodes(held) - known]
+    more = [Candidate(version, Place(MEMORY, str(memory.path))) for version in between_nodes(held) - known]
     return sorted([*more, *candidates], key=lambda candidate: candidate.version, reverse=True)
 
 

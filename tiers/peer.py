@@ -69,7 +69,8 @@ def peer_job_from_json(value: dict[str, Any]) -> PeerJob:
 class Directory:
     """Who is where, as the launcher said last."""
 
-    token: bytes
+    key: bytes
+    """By which the nodes of this run know each other."""
     attempt: int
     addresses: dict[int, tuple[str, int]]
 
@@ -189,7 +190,7 @@ class Sender(threading.Thread):
         if address is None:
             raise WireError("it has not said where it listens")
         self._link, self._reached = (
-            connect(address, directory.token, self.post.job.address, self.post.job.patience_s),
+            connect(address, directory.key, self.post.job.address, self.post.job.patience_s),
             directory,
         )
         return self._link
@@ -258,7 +259,7 @@ class Receiver:
             connection.close()
             return
         with contextlib.suppress(OSError, WireError):
-            link = accept(connection, directory.token)
+            link = accept(connection, directory.key)
             try:
                 link.connection.settimeout(None)  # a peer has nothing to send for as long as it likes
                 while (message := link.receive()) is not None:
@@ -301,7 +302,7 @@ def listen_to_launcher(post: Post) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             told = json.loads(line)
             addresses = {int(node): (str(host), int(port)) for node, (host, port) in told["addresses"].items()}
-            post.directory = Directory(bytes.fromhex(told["token"]), int(told["attempt"]), addresses)
+            post.directory = Directory(bytes.fromhex(told["key"]), int(told["attempt"]), addresses)
 
 
 def main(arguments: list[str]) -> int:
