@@ -84,7 +84,7 @@ class Peers(NoPeers):
             return None
         try:
             host = address_of(interface())
-            if self._address is None or self._address[0] != host:
+            if self._process is None or self._address is None or self._address[0] != host:
                 self._end()
                 self._start(host, 0)
         except (NetworkError, OSError) as error:
