@@ -151,10 +151,11 @@ class Sender(threading.Thread):
             if due is None:
                 time.sleep(POLL_S)
                 continue
+            started = time.monotonic()
             try:
                 self._send(*due)
             except (OSError, WireError, Refused) as error:
-                self._failed(error)
+                self._failed(error, started)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
             else:
@@ -200,11 +201,10 @@ class Sender(threading.Thread):
             self._link.close()
         self._link = None
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, started: float) -> None:
         self._close()
-        now = time.monotonic()
-        self._failing_since = self._failing_since or now
-        if not self._told and now - self._failing_since >= self.post.job.patience_s / 2:
+        self._failing_since = started if self._failing_since is None else self._failing_since
+        if not self._told and time.monotonic() - self._failing_since >= self.post.job.patience_s / 2:
             self._told = True
             self.post.tell(
                 f"node {self.target} takes no copies of node {self.post.job.node}'s snapshots: {error}; training goes "

@@ -77,3 +77,20 @@ def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_o
         assert_went_on_from_peers(nodes.job, 6)
         assert_same(nodes.job, whole)
         nodes.assert_nothing_left()
+
+
+def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
+    with cluster(tmp_path / "job") as nodes:
+        nodes.start_all(TIERS, fault=slow(4))
+        wait_for_step(nodes.job, 3)
+        (process,) = nodes.peer_processes(1)
+        process.suspend()
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0, 0], ended
+        assert_same(nodes.job, oracle)
+        assert not nodes.job.events("fault")
+        told = [event["detail"] for event in nodes.job.events("warning")]
+        assert sum("node 1 takes no copies of node 0's snapshots" in words for words in told) == 1, told
+        last = max(event["step"] for event in nodes.job.events("committed") if event["tier"] == "peer")
+        assert last < STEPS - 2, "the tier is behind, and nothing else is"
+        nodes.assert_nothing_left()
