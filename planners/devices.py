@@ -61,8 +61,8 @@ OBJECT_BYTES_PER_S = 200 * 10**6
 OBJECT_COMMIT_S = 0.5
 """Assumed time of the requests beside the data of one checkpoint, whatever its size."""
 PEER_CPU_S_PER_BYTE = 1.2 / GIB
-"""Processor time of a node per byte of a copy that it sends (0.4 s per GiB were measured, by loopback) and of one that it
-takes in (0.8, digests included), together."""
+"""Processor time of a node per byte of a copy that it sends (0.4 s per GiB were measured, by loopback) and of one that
+it takes in (0.8, digests included), together."""
 DRAIN_CPU_S_PER_BYTE = 0.2 / GIB
 """Assumed processor time of the drainer per byte (direct writes from tmpfs)."""
 
