@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
@@ -64,19 +64,18 @@ def test_node_0_is_lost_with_its_memory_and_all_go_on_from_what_the_other_has(tm
 def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_others(tmp_path: Path) -> None:
     """Three ranks see 12 samples in a step: another job than the oracle, so one that nothing happens to is run, too."""
     size = "training.global_batch_size=12"
-    unbroken, broken = (cluster(tmp_path / name, nodes=3) for name in ("unbroken", "broken"))
-    with unbroken as nodes:
-        nodes.start_all(TIERS, size)
-        assert [one.code for one in nodes.end()] == [0, 0, 0]
-        whole = nodes.job
-    with broken as nodes:
-        nodes.start_all(TIERS, size, fault=slow(4))
-        lose_and_replace(nodes, 2, 6, size)
-        ended = nodes.end()
-        assert [one.code for one in ended] == [0, 0, 0], ended
-        assert_went_on_from_peers(nodes.job, 6)
-        assert_same(nodes.job, whole)
-        nodes.assert_nothing_left()
+    whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
+    whole.write_spec()
+    with cleaned(whole):
+        assert whole.do("run", "spec.yaml", size, "cluster.workers_per_node=3").code == 0
+        with cluster(tmp_path / "job", nodes=3) as nodes:
+            nodes.start_all(TIERS, size, fault=slow(5))
+            lose_and_replace(nodes, 2, 6, size)
+            ended = nodes.end()
+            assert [one.code for one in ended] == [0, 0, 0], ended
+            assert_went_on_from_peers(nodes.job, 6)
+            assert_same(nodes.job, whole)
+            nodes.assert_nothing_left()
 
 
 def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
