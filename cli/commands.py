@@ -54,6 +54,7 @@ class TierType(StrEnum):
     """Types of tiers that hold checkpoints."""
 
     MEMORY = "memory"
+    PEER = "peer"
     DISK = "disk"
     OBJECT = "object"
 

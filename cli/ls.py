@@ -8,7 +8,7 @@ from ..specs.codes import Code
 from ..tiers.tier import Rejected
 from .output import columns, document, say, talk
 from .refusal import Refused, guarded
-from .stored import Stored, look
+from .stored import IN_PART, Stored, look
 from .view_format import human_bytes
 
 UNFINISHED = "unfinished: being written or deleted"
@@ -46,7 +46,7 @@ def _rows(stored: Stored) -> list[dict[str, Any]]:
         for held in stored.held
     ]
     rows += [_bad(one, UNFINISHED) for one in stored.unfinished]
-    rows += [_bad(one, one.reason) for one in stored.rejected]
+    rows += [_bad(one, one.reason) for one in [*stored.partial, *stored.rejected]]
     return sorted(rows, key=lambda row: (row["attempt"], row["step"]), reverse=True)
 
 
@@ -57,5 +57,6 @@ def _bad(one: Rejected, reason: str) -> dict[str, Any]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str, str, str]:
     size = human_bytes(row["bytes"]) if row["bytes"] is not None else "-"
-    state = "whole" if row["usable"] else row["reason"] if row["reason"] == UNFINISHED else f"DAMAGED: {row['reason']}"
+    told = not row["usable"] and row["reason"].startswith((UNFINISHED, IN_PART))
+    state = "whole" if row["usable"] else row["reason"] if told else f"DAMAGED: {row['reason']}"
     return str(row["step"]), row["tier"], str(row["attempt"]), size, state

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -82,6 +83,10 @@ def _resume(
         finished = _finished_at(run)
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
+        if start == LATEST and spec.peer_tier is not None and not found:
+            words = "resuming from what the other nodes have in memory: nothing is left on this one"
+            begin = Start([], _passed(rejected), words, former, goes_on=True)
+            return train(run, spec, info, begin, console, as_json, seal)
         chosen, rejected = choose(found, rejected, start, place, run)
         if before is None:  # the folder is lost: the checkpoint tells what the run was
             for change in _refuse_other_training(_spec_of(chosen, run), spec, meant):
@@ -100,7 +105,8 @@ def _resume(
                 f"max_steps is {spec.max_steps}, but the checkpoint is of step {chosen[0].version.step}; "
                 "give a larger max_steps or an earlier checkpoint (--from STEP)",
             )
-        return train(run, spec, info, _start(chosen, rejected, former), console, as_json, seal)
+        begin = _start(chosen, rejected, former, goes_on=start == LATEST and several)
+        return train(run, spec, info, begin, console, as_json, seal)
 
 
 def _last_state(
@@ -255,12 +261,14 @@ def _finished_at(run: RunDir) -> int | None:
     return steps[-1] if steps else None
 
 
-def _start(chosen: list[Candidate], rejected: list[Rejected], former: Sequence[Tier]) -> Start:
-    first = chosen[0]
-    passed = [
-        {"tier": r.tier, "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason}
-        for r in rejected
-        if r.version > first.version
+def _passed(rejected: list[Rejected]) -> list[dict[str, Any]]:
+    return [
+        {"tier": r.tier, "step": r.version.step, "attempt": r.version.attempt, "reason": r.reason} for r in rejected
     ]
+
+
+def _start(chosen: list[Candidate], rejected: list[Rejected], former: Sequence[Tier], *, goes_on: bool) -> Start:
+    first = chosen[0]
+    passed = _passed([r for r in rejected if r.version > first.version])
     words = f"resuming step {first.version.step} from {first.tier}"
-    return Start(chosen, passed, words, former)
+    return Start(chosen, passed, words, former, goes_on)

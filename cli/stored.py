@@ -17,7 +17,19 @@ from ..tiers.jsonfile import Unreadable, read
 from ..tiers.layout import RunDir, Version, parse_version, staging_name, trash_name
 from ..tiers.memory import MemoryDir, memory_dir, owner_of
 from ..tiers.places import place_of
-from ..tiers.recovery import MEMORY, Candidate, Opened, candidate_of, in_memory, open_candidate, open_checkpoint
+from ..tiers.recovery import (
+    MEMORY,
+    PEER,
+    Candidate,
+    Opened,
+    candidate_of,
+    in_memory,
+    is_complete,
+    open_candidate,
+    open_checkpoint,
+    parts_in_memory,
+)
+from ..tiers.store import Place
 from ..tiers.tier import Rejected, Tier, disk_tier, open_tier
 from .output import talk
 from .refusal import Refused
@@ -25,6 +37,7 @@ from .refusal import Refused
 Result = TypeVar("Result")
 SPOOL = "spool-read"
 """Folder in a run for copies of remote files; the run's own spool is cleared whenever it starts."""
+IN_PART = "in part"
 _NAMED = 12
 """Most steps that a message lists."""
 _DAMAGE = (errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN)
@@ -69,7 +82,8 @@ class Held:
     def is_gone(self) -> bool:
         """Tell whether it has left its tier, as the old ones of a live run do; what fails then is no damage."""
         if self.place is None:
-            return self.version not in MemoryDir(Path(self.candidate.place.url)).whole()
+            memory = MemoryDir(Path(self.candidate.place.url))
+            return self.version not in (memory.whole() if self.tier == MEMORY else parts_in_memory(memory))
         try:
             return self.version.dirname not in self.place.store.folders()
         except OSError:
@@ -86,6 +100,8 @@ class Stored:
     """Folders named like a checkpoint that are not usable."""
     unfinished: list[Rejected] = field(default_factory=list)
     """Those that are being written or deleted, or that a crash has left so."""
+    partial: list[Rejected] = field(default_factory=list)
+    """Versions of which this node's memory has some shards; the others are in that of other nodes."""
     unreachable: list[str] = field(default_factory=list)
     """Tiers that could not be looked into, and why."""
     spec: dict[str, Any] | None = None
@@ -173,12 +189,16 @@ def look(run_dir: str, only: str | None = None) -> Stored:
     """Find everything that a run has stored, in all tiers or in those of one type. Raises Refused."""
     who = owner(run_dir)
     tiers, unreachable = slow_tiers(who)
-    types = [MEMORY, *(tier.type for tier in who.spec.slow_tiers)]
+    types = [MEMORY, *([PEER] if who.spec.peer_tier is not None else []), *(tier.type for tier in who.spec.slow_tiers)]
     if only is not None and only not in types:
         raise NotThere(f"{run_dir}: the run has no {only} tier; it has {', '.join(types)}")
     found = _in_memory(who) if only in (None, MEMORY) else []
     rejected: list[Rejected] = []
     unfinished: list[Rejected] = []
+    partial: list[Rejected] = []
+    if who.spec.peer_tier is not None and only in (None, PEER):
+        of_peers, partial = _between_nodes(who)
+        found += of_peers
     for tier in tiers if only is None else [tier for tier in tiers if tier.name == only]:
         try:
             good, bad = glance(tier)
@@ -194,7 +214,7 @@ def look(run_dir: str, only: str | None = None) -> Stored:
     if only is not None:
         unreachable = [words for words in unreachable if words.startswith(f"the {only} tier ")]
     spec = spec_to_json(who.spec)
-    return Stored(who.run.root, found, rejected, unfinished, unreachable, spec, who.run_id)
+    return Stored(who.run.root, found, rejected, unfinished, partial, unreachable, spec, who.run_id)
 
 
 def _in_memory(who: Owner) -> list[Held]:
@@ -210,6 +230,33 @@ def _in_memory(who: Owner) -> list[Held]:
             continue  # a live run has used the slot again meanwhile
         found.append(Held(candidate, nbytes))
     return found
+
+
+def _between_nodes(who: Owner) -> tuple[list[Held], list[Rejected]]:
+    """What this node's memory has of versions that several nodes have between them: all shards, or some."""
+    memory = memory_dir(who.run)
+    whole: list[Held] = []
+    partial: list[Rejected] = []
+    if who.run_id is None or owner_of(memory) != who.run_id:
+        return whole, partial
+    for version, parts in sorted(parts_in_memory(memory).items(), reverse=True):
+        candidate = Candidate(version, Place(PEER, str(memory.path)))
+        try:
+            nbytes = sum(path.stat().st_size for path, _ in parts.values())
+        except OSError:
+            continue  # a live run has used a slot again meanwhile
+        if is_complete(parts):
+            whole.append(Held(candidate, nbytes))
+        else:
+            world = next(iter(parts.values()))[1].world
+            words = f"{IN_PART}: this node has the shards of {_ranks(sorted(parts))} of {world}"
+            partial.append(Rejected(PEER, candidate.folder, version, words))
+    return whole, partial
+
+
+def _ranks(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_NAMED])) + (", …" if len(numbers) > _NAMED else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def pick(target: str, only: str | None = None) -> Picked:

@@ -257,7 +257,7 @@ def _path(state: RunState, tier: str, outcome: Mapping[str, Any]) -> str | None:
 
 def _is_kept(state: RunState, tier: str) -> bool:
     """Tell whether a tier still has what it committed: snapshots are given back once the disk has them."""
-    return tier != "memory" or memory_dir(RunDir(state.run_dir)).path.is_dir()
+    return tier not in ("memory", "peer") or memory_dir(RunDir(state.run_dir)).path.is_dir()
 
 
 def _finite(value: float | None) -> float | None:

@@ -50,6 +50,13 @@ class Start:
     words: str
     former: Sequence[Tier] = ()
     """Tiers that the run had before and has no more."""
+    goes_on: bool = False
+    """With the newest that the nodes have between them, also where this one has nothing to go on from."""
+
+    @property
+    def fresh(self) -> bool:
+        """Tell whether the run begins."""
+        return not self.candidates and not self.goes_on
 
 
 RESUME_SPEC = "dtrain resume --from latest SPEC"
@@ -88,8 +95,9 @@ def train(
     with ExitStack() as stack:
         host = stack.enter_context(_rendezvous(run, spec, seal))
         nursery = stack.enter_context(nursery_of(spec))
-        plan = _going_on(run, plan_of(spec, import_paths)) if start.candidates else plan_of(spec, import_paths)
-        memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=not start.candidates))
+        plan = plan_of(spec, import_paths)
+        plan = plan if start.fresh else _going_on(run, plan)
+        memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=start.fresh))
         from ..engine.launch import Launcher
 
         used = highest_attempt(run, memory, [*slow_tiers(spec, run, None), *start.former])
@@ -98,7 +106,7 @@ def train(
         append_event(run.events, "planned", None, used + 1, source=plan.source)
         _announce(console, run, spec, plan, start)
         run_id = str(info["run_id"])
-        team = _team(host, run, spec, plan, memory, run_id, used, fresh=not start.candidates) if host else None
+        team = _team(host, run, spec, plan, memory, run_id, used, start) if host else None
         launcher = Launcher(run, spec, plan, memory, run_id, import_paths, used, nursery, team)
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
@@ -138,20 +146,21 @@ def _rendezvous(run: RunDir, spec: Spec, seal: Seal | None) -> Iterator[Host | N
 
 
 def _team(
-    host: Host, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, used: int, *, fresh: bool
+    host: Host, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, used: int, start: Start
 ) -> Team:
     """The other nodes of the run."""
     from ..engine.hello import hello
     from ..engine.peers import peers_of
     from ..engine.team import Team
 
-    welcome = {"run_id": run_id, "fresh": fresh, "plan": plan.to_json()}
+    welcome = {"run_id": run_id, "fresh": start.fresh, "plan": plan.to_json()}
 
     def tell(event: str, **details: object) -> None:
         append_event(run.events, event, None, max(run.last_attempt(), used + 1), **details)
 
-    peers = peers_of(run, spec, plan, memory, run_id)
-    return Team(host, spec, memory, slow_tiers(spec, run, run_id), hello(spec, 0, ""), welcome, tell, peers)
+    peers = peers_of(run, spec, plan, memory, run_id, host.seal)
+    mine = hello(spec, 0, "")
+    return Team(host, spec, memory, slow_tiers(spec, run, run_id), mine, welcome, tell, peers, start.goes_on)
 
 
 def ranks_of(spec: Spec, node: int) -> tuple[int, ...] | None:

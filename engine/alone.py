@@ -42,6 +42,8 @@ class Alone(Elsewhere):
     """A run on one node has nobody to agree with."""
 
     nodes = 1
+    must_go_on = False
+    """Where nothing is to go on from that is a failure: the run must not begin again at step 0."""
     highest = 0
     """Highest attempt number that other nodes know of."""
 
@@ -78,3 +80,8 @@ class Alone(Elsewhere):
 
     def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
         """The run is over: tell the others how; `remove`: nothing in their memory is needed any more."""
+
+
+def node_words(numbers: Sequence[int]) -> str:
+    """Some nodes by their numbers."""
+    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(map(str, numbers))}"

@@ -12,7 +12,7 @@ import base64
 import binascii
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,7 @@ class Exchange:
         try:
             understood = [_understood(rank, said) for rank, said in enumerate(heard)]
             given = nearest([one for found, _ in understood for one in found])
-            _check_complete(given, candidate, [words for _, words in understood if words])
+            _check_complete(given, candidate, {rank: words for rank, (_, words) in enumerate(understood)})
         except Unreadable as error:
             reason = str(error)
         if not self.context.all_agree(not reason):
@@ -77,6 +77,8 @@ class Exchange:
             try:
                 with ExitStack() as stack:
                     record, reader = self.reader(candidate, rank, stack)
+                    if reader.header_digest != record.header_digest:
+                        raise Unreadable(f"the shard of rank {rank}: the header does not match the commit record")
                     with reader.head() as head:
                         header = base64.b64encode(head).decode()
                     shards.append({"record": json.loads(record.to_bytes()), "header": header})
@@ -216,15 +218,16 @@ def _understood(rank: int, said: bytes) -> tuple[list[Given], str]:
         raise Unreadable(f"rank {rank} does not say what it has ({error})") from error
 
 
-def _check_complete(given: dict[int, Given], candidate: Candidate, lacks: Sequence[str]) -> None:
+def _check_complete(given: dict[int, Given], candidate: Candidate, lacks: Mapping[int, str]) -> None:
     """All shards of one snapshot are there. Raises Unreadable; `lacks`: what ranks say of their own shards."""
     worlds = {one.record.world for one in given.values()}
     runs = {one.record.run_id for one in given.values()}
     if not given:
-        raise Unreadable(lacks[0] if lacks else f"{candidate.version} is in no node's memory")
+        raise Unreadable(lacks.get(0) or f"{candidate.version} is in no node's memory")
     if len(worlds) != 1 or len(runs) != 1:
         raise Unreadable(f"{candidate.version}: the nodes have snapshots of different runs in memory")
     missing = sorted(set(range(max(worlds))) - given.keys())
     if missing:
-        told = next((words for words in lacks if f"rank {missing[0]} " in words), "")
-        raise Unreadable(told or f"{candidate.version}: the shard of rank {missing[0]} is in no node's memory")
+        raise Unreadable(
+            lacks.get(missing[0]) or f"{candidate.version}: the shard of rank {missing[0]} is in no node's memory"
+        )

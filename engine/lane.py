@@ -38,10 +38,6 @@ class Desk:
             raise ValueError(f"a message of {len(text)} bytes is longer than {MAX_MESSAGE}")
         self._store.set(f"{self._prefix}/{key}", self._seal.sealed(f"{self._prefix}/{key}", text))
 
-    def secret(self, word: str) -> str:
-        """What only those know who have the run's token, of a word of this start of the run."""
-        return self._seal.secret(f"{self._prefix}/{word}")
-
     def has(self, key: str) -> bool:
         """Tell whether the key is there, whoever has set it."""
         return self._store.check([f"{self._prefix}/{key}"])

@@ -95,7 +95,10 @@ class Launcher:
         while True:
             had = len(candidates)
             candidates, skipped = self.team.muster(candidates, skipped)
-            if had and not candidates and base:
+            if first is None:  # what other nodes had in memory, where this one had lost it
+                known = {(one.version, one.place.url) for one in candidates}
+                base = [*candidates, *(one for one in base if (one.version, one.place.url) not in known)]
+            if not candidates and ((had and base) or self.team.must_go_on):
                 return self._nothing_in_common(skipped)
             if had and not candidates:
                 self._warn(f"beginning again at step 0: {_nothing_for_all(skipped)}")

@@ -147,6 +147,7 @@ class Host(_Turning):
         start = secrets.token_hex(16)
         self._root = open_store(endpoint)
         self.port = self._root.port
+        self.seal = seal
         self._start = seal.sealed(START_KEY, start)
         self._root.set(START_KEY, self._start)
         self.desk = Desk(self._root, f"dtrain/{start}", seal)
@@ -222,6 +223,7 @@ class Line(_Turning):
             start = _start_of(root, endpoint, seal)
         except RuntimeError as error:
             raise NetworkError(f"at {endpoint} is no node 0 of dtrain: {str(error).splitlines()[0]}") from error
+        self.seal = seal
         self.desk = Desk(root, f"dtrain/{start}", seal)
         self.word = secrets.token_hex(8)
         self.host = Life()

@@ -63,7 +63,7 @@ class Member:
         patience_s = max(DRAINER_PATIENCE_S, spec.cluster.heartbeat_timeout)
         job = drain_job(spec, plan, run, memory, run_id)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
-        self.peers = peers_of(run, spec, plan, memory, run_id)
+        self.peers = peers_of(run, spec, plan, memory, run_id, line.seal)
         self.attempt = 0
         self._over_since: float | None = None
         self._grace_s = GRACE_S
@@ -113,7 +113,7 @@ class Member:
             self._doors = Doors(*self._interfaces())
         doors = [door.to_json() for door in self._doors.doors] if self._doors is not None else []
         held = look(self.memory, self.tiers).to_json()
-        held["peer"] = self.peers.door(self._interfaces()[1])
+        held["peer"] = self.peers.door(lambda: self._interfaces()[1])
         self.line.post({"kind": "held", "question": message["question"], "doors": doors, **held})
 
     def _reach(self, message: Message) -> None:
@@ -168,10 +168,10 @@ class Member:
         self.run.take_part(self.attempt)
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
-        self.peers.tell(self.attempt, message["peer"], self.line.desk.secret)
         endpoint = self.line.endpoint
         seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
+        self.peers.tell(self.attempt, message["peer"])
         self.say(f"attempt {self.attempt}: {_from(candidates)}")
         report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=seat)
         self._pass_on_notes()

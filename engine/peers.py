@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from ..tiers.jsonfile import append_event, replace
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
 from ..tiers.peer import PeerJob
-from .network import address_of
+from ..tiers.seal import Seal
+from .network import NetworkError, address_of
 
 START_S = 20.0
 """Longest wait for it to say where it listens."""
@@ -35,8 +35,11 @@ Address = list[Any]
 class NoPeers:
     """A run without a peer tier."""
 
-    def door(self, interface: str) -> Address | None:
-        """Where copies for this node are to be sent; starts what takes them in. Raises NetworkError, OSError."""
+    def door(self, interface: Callable[[], str]) -> Address | None:
+        """Where copies for this node are to be sent; starts what takes them in, on that interface.
+
+        None: nowhere, and where that should not be so, it is told.
+        """
         return None
 
     def heard(self, node: int, door: Address | None) -> None:
@@ -46,8 +49,8 @@ class NoPeers:
         """What all nodes are told of each other."""
         return {}
 
-    def tell(self, attempt: int, directory: Mapping[str, Any], secret: Callable[[str], str]) -> None:
-        """Who is where now; `secret` makes, of a word that all may read, what only nodes of this run know."""
+    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
+        """Who is where now."""
 
     def tend(self, attempt: int) -> None:
         """Look after the process; to be called a few times a second."""
@@ -59,7 +62,7 @@ class NoPeers:
 class Peers(NoPeers):
     """This node's part of the peer tier."""
 
-    def __init__(self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str) -> None:
+    def __init__(self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, seal: Seal) -> None:
         """Prepare; the process is started when it is first asked where it listens."""
         self.run, self.memory, self.run_id = run, memory, run_id
         planned = plan.tier("peer")
@@ -73,18 +76,23 @@ class Peers(NoPeers):
         self._starts = self._deaths = 0
         self._stopped = False
         self._doors: dict[int, Address | None] = {}
-        self._word = secrets.token_hex(16)
+        self._key = seal.key(f"peer tier of run {run_id}").hex()
 
-    def door(self, interface: str) -> Address | None:
+    def door(self, interface: Callable[[], str]) -> Address | None:
         """As `NoPeers.door`."""
         if self._stopped:
             return None
-        host = address_of(interface)
-        if self._address is None or self._address[0] != host:
-            self._end()
-            self._start(host, 0)
-        assert self._address is not None
+        try:
+            host = address_of(interface())
+            if self._process is None or self._address is None or self._address[0] != host:
+                self._end()
+                self._start(host, 0)
+        except (NetworkError, OSError) as error:
+            self._warn(0, f"node {self.run.node} takes no part in the peer tier: {error}")
         return self._address
+
+    def _warn(self, attempt: int, detail: str) -> None:
+        append_event(self.run.events, "warning", None, attempt, detail=detail)
 
     def heard(self, node: int, door: Address | None) -> None:
         """As `NoPeers.heard`."""
@@ -94,12 +102,11 @@ class Peers(NoPeers):
     def directory(self) -> dict[str, Any]:
         """As `NoPeers.directory`."""
         doors = {str(node): door for node, door in self._doors.items() if door is not None}
-        return {"word": self._word, "addresses": doors}
+        return {"addresses": doors}
 
-    def tell(self, attempt: int, directory: Mapping[str, Any], secret: Callable[[str], str]) -> None:
+    def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
         """As `NoPeers.tell`."""
-        token = secret(str(directory["word"]))
-        self._told = {"attempt": attempt, "token": token, "addresses": directory["addresses"]}
+        self._told = {"attempt": attempt, "key": self._key, **directory}
         self._deaths = 0
         self._pass_on()
 
@@ -112,12 +119,12 @@ class Peers(NoPeers):
         again = self._deaths < MAX_DEATHS and self._address is not None
         ending = "started again" if again else "not started again before the next attempt"
         detail = f"the process of the peer tier ended with {process.returncode}: {ending}"
-        append_event(self.run.events, "warning", None, attempt, detail=detail)
+        self._warn(attempt, detail)
         if again and self._address is not None:
             try:
                 self._start(*self._address)
             except OSError as error:
-                append_event(self.run.events, "warning", None, attempt, detail=f"it cannot be started: {error}")
+                self._warn(attempt, f"it cannot be started: {error}")
             self._pass_on()
 
     def stop(self) -> None:
@@ -187,6 +194,6 @@ class Peers(NoPeers):
             self._process.stdin.flush()
 
 
-def peers_of(run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str) -> NoPeers:
+def peers_of(run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, seal: Seal) -> NoPeers:
     """This node's part of the peer tier, if the spec has one."""
-    return Peers(run, spec, plan, memory, run_id) if spec.peer_tier is not None else NoPeers()
+    return Peers(run, spec, plan, memory, run_id, seal) if spec.peer_tier is not None else NoPeers()

@@ -81,6 +81,7 @@ class Shifts:
             open_memory_dir(self.run, self.run_id)
             self.tell(f"{self.memory.path} was removed by somebody; its snapshots are lost")
         clear_heartbeats(self.memory)
+        self.memory.forget_copies(candidates[0].version if candidates else None, self.spec.world_size)
         job = Job(
             str(self.run.root), str(self.memory.path), self.run_id, attempt, self.import_paths,
             tuple(candidates), tuple(skipped), self.run.node,

@@ -13,13 +13,13 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..specs.models import Spec
-from ..tiers.agree import Held, agreed, held_from_json, look, newest, to_drain
+from ..tiers.agree import Held, agreed, held_from_json, look, newest, to_drain, with_memory_of_all
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier
 from .agent import Ended, Interrupted, Seat, stop_signal
-from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict
+from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict, node_words
 from .hello import Hello, refusal
 from .job import WorkerError
 from .lane import Message
@@ -58,12 +58,12 @@ class Team(Alone):
 
     def __init__(
         self, host: Host, spec: Spec, memory: MemoryDir, tiers: Sequence[Tier], mine: Hello, welcome: dict[str, Any],
-        tell: Callable[..., None], peers: NoPeers,
+        tell: Callable[..., None], peers: NoPeers, must_go_on: bool = False,
     ) -> None:  # fmt: skip
         """Speak through `host`. `tell` writes an event; `welcome` is what a node that joins is told."""
         super().__init__(memory)
         self.host, self.spec, self.tiers, self.mine, self.welcome, self.tell = host, spec, tiers, mine, welcome, tell
-        self.nodes, self.peers = spec.cluster.nodes, peers
+        self.nodes, self.peers, self.must_go_on = spec.cluster.nodes, peers, must_go_on
         self.mates: dict[int, Mate] = {}
         self.held: dict[int, Held] = {}
         self._answers: dict[int, Held] = {}
@@ -96,6 +96,8 @@ class Team(Alone):
                 break
         self.memory.settle(to_drain(self.held, self.nodes))
         self.highest = max(self.highest, *(held.highest for held in self.held.values()))
+        if self.must_go_on and not self._begun:  # this node may have lost what the others have
+            candidates = with_memory_of_all(candidates, self.held, self.memory)
         chosen, passed = agreed(candidates, self.held)
         return chosen, [*skipped, *passed]
 
@@ -111,7 +113,7 @@ class Team(Alone):
                 raise NodeMissing(self._why_missing(missing))
             if now > told:
                 told = deadline + 1
-                self.tell("waiting", nodes=missing, detail=f"waiting for {_nodes(missing)} at {self.host.endpoint}")
+                self.tell("waiting", nodes=missing, detail=f"waiting for {node_words(missing)} at {self.host.endpoint}")
             time.sleep(TURN_S)
             self._handle()
 
@@ -126,16 +128,15 @@ class Team(Alone):
         waited = self.spec.cluster.rejoin_timeout
         refused = "".join(f"; node {n} was refused: {self._refused[n]}" for n in missing if n in self._refused)
         return (
-            f"{_nodes(missing)} did not come to {self.host.endpoint} within {waited:.0f} s "
+            f"{node_words(missing)} did not come to {self.host.endpoint} within {waited:.0f} s "
             f"(cluster.rejoin_timeout){refused}"
         )
 
     def _ask(self, patience_s: float) -> bool:
         """Have every node that is there say what it holds; False when not all nodes have answered."""
         self._question += 1
-        self.held = {0: look(self.memory, self.tiers)}
-        self._answers = {}
-        self.peers.heard(0, self.peers.door(self._interfaces()[1]))
+        self.held, self._answers = {0: look(self.memory, self.tiers)}, {}
+        self.peers.heard(0, self.peers.door(lambda: self._interfaces()[1]))
         self._tell_all({"kind": "ask", "question": self._question, "doors": self._words() != self._reached})
         deadline = time.monotonic() + patience_s
         while self._alive() - self._answers.keys() and time.monotonic() < deadline:
@@ -198,7 +199,7 @@ class Team(Alone):
             "port": store.port,
             "peer": self.peers.directory(),
         }
-        self.peers.tell(attempt, word["peer"], self.host.desk.secret)
+        self.peers.tell(attempt, word["peer"])
         self._tell_all(word)
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 
@@ -397,7 +398,3 @@ class Team(Alone):
             else:
                 continue
             del self._twins[node]
-
-
-def _nodes(numbers: Sequence[int]) -> str:
-    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(map(str, numbers))}"

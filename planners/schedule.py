@@ -92,6 +92,7 @@ def _auto_peer(known: Known, snapshots: int) -> Interval:
     steps = max(1, math.ceil(costs.slow_s("peer") / (snapshots * step_s))) * snapshots
     left_s = known.spec.checkpoint.max_overhead * step_s - costs.snapshot_s / snapshots  # of each step
     allowed = math.ceil(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s) / snapshots) * snapshots
+    allowed = min(allowed, known.spec.max_steps // intervals.LEAST_PER_RUN // snapshots * snapshots)
     why = intervals.BUDGET if allowed > steps else intervals.SUSTAINED
     reached = min(max(steps, allowed), max(snapshots, known.spec.max_steps))
     return Interval(reached, intervals.WITH_SNAPSHOT if reached == snapshots else why)

@@ -10,6 +10,7 @@ from typing import Any
 from .layout import Version
 from .memory import MemoryDir
 from .recovery import MEMORY, PEER, Candidate
+from .store import Place
 from .tier import Tier
 
 Passed = dict[str, Any]
@@ -105,14 +106,22 @@ def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[l
     passed: list[Passed] = []
     for candidate in candidates:
         reason = next((words for node in sorted(held) if (words := _lack(candidate, node, held[node]))), None)
-        if reason is None:
+        if candidate.tier in (MEMORY, PEER) and (reason is None or candidate.version in between):
+            tier = MEMORY if reason is None else PEER
+            chosen.append(Candidate(candidate.version, replace(candidate.place, type=tier)))
+        elif reason is None:
             chosen.append(candidate)
-        elif candidate.tier == MEMORY and candidate.version in between:
-            chosen.append(Candidate(candidate.version, replace(candidate.place, type=PEER)))
         else:
             version = candidate.version
             passed.append({"tier": candidate.tier, "step": version.step, "attempt": version.attempt, "reason": reason})
     return chosen, passed
+
+
+def with_memory_of_all(candidates: Sequence[Candidate], held: Mapping[int, Held], memory: MemoryDir) -> list[Candidate]:
+    """The candidates of node 0, and what its `memory` has lost and the nodes have between them; in order."""
+    known = {candidate.version for candidate in candidates if candidate.tier in (MEMORY, PEER)}
+    more = [Candidate(version, Place(MEMORY, str(memory.path))) for version in between_nodes(held) - known]
+    return sorted([*more, *candidates], key=lambda candidate: candidate.version, reverse=True)
 
 
 def between_nodes(held: Mapping[int, Held]) -> frozenset[Version]:
@@ -128,7 +137,7 @@ def between_nodes(held: Mapping[int, Held]) -> frozenset[Version]:
 
 def _lack(candidate: Candidate, node: int, held: Held) -> str | None:
     """Why a node cannot read its part; None when it can, as far as is known."""
-    if candidate.tier == MEMORY:
+    if candidate.tier in (MEMORY, PEER):
         return None if candidate.version in held.memory else f"node {node} does not have its part of it in memory"
     seen = held.seen.get(candidate.tier)
     if seen is None or candidate.version in seen:

@@ -222,6 +222,19 @@ class MemoryDir:
         """Every slot that has a commit record, those that are kept for other nodes too."""
         return [*self.all_slots(), *(slot for kept in self.replicas().values() for slot in kept.all_slots())]
 
+    def forget_copies(self, after: Version | None, world: int) -> None:
+        """A run of `world` ranks goes on from `after` (None: from step 0).
+
+        Copies of what is newer are from a past that it has left, and slots of other worlds are copied no more.
+        """
+        for slot in self.all_slots():
+            if slot.world != world:
+                slot.withdraw()
+        for slot in (slot for kept in self.replicas().values() for slot in kept.all_slots()):
+            record = slot.record()
+            if record is None or after is None or record.version > after:
+                slot.invalidate()
+
     @property
     def is_needed(self) -> bool:
         """Tell whether somebody could go on from what is here: whole snapshots, or another node's."""

@@ -69,7 +69,8 @@ def peer_job_from_json(value: dict[str, Any]) -> PeerJob:
 class Directory:
     """Who is where, as the launcher said last."""
 
-    token: bytes
+    key: bytes
+    """By which the nodes of this run know each other."""
     attempt: int
     addresses: dict[int, tuple[str, int]]
 
@@ -150,10 +151,11 @@ class Sender(threading.Thread):
             if due is None:
                 time.sleep(POLL_S)
                 continue
+            started = time.monotonic()
             try:
                 self._send(*due)
             except (OSError, WireError, Refused) as error:
-                self._failed(error)
+                self._failed(error, started)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
             else:
@@ -189,7 +191,7 @@ class Sender(threading.Thread):
         if address is None:
             raise WireError("it has not said where it listens")
         self._link, self._reached = (
-            connect(address, directory.token, self.post.job.address, self.post.job.patience_s),
+            connect(address, directory.key, self.post.job.address, self.post.job.patience_s),
             directory,
         )
         return self._link
@@ -199,11 +201,10 @@ class Sender(threading.Thread):
             self._link.close()
         self._link = None
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, started: float) -> None:
         self._close()
-        now = time.monotonic()
-        self._failing_since = self._failing_since or now
-        if not self._told and now - self._failing_since >= self.post.job.patience_s / 2:
+        self._failing_since = started if self._failing_since is None else self._failing_since
+        if not self._told and time.monotonic() - self._failing_since >= self.post.job.patience_s / 2:
             self._told = True
             self.post.tell(
                 f"node {self.target} takes no copies of node {self.post.job.node}'s snapshots: {error}; training goes "
@@ -258,7 +259,7 @@ class Receiver:
             connection.close()
             return
         with contextlib.suppress(OSError, WireError):
-            link = accept(connection, directory.token)
+            link = accept(connection, directory.key)
             try:
                 link.connection.settimeout(None)  # a peer has nothing to send for as long as it likes
                 while (message := link.receive()) is not None:
@@ -301,7 +302,7 @@ def listen_to_launcher(post: Post) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             told = json.loads(line)
             addresses = {int(node): (str(host), int(port)) for node, (host, port) in told["addresses"].items()}
-            post.directory = Directory(bytes.fromhex(told["token"]), int(told["attempt"]), addresses)
+            post.directory = Directory(bytes.fromhex(told["key"]), int(told["attempt"]), addresses)
 
 
 def main(arguments: list[str]) -> int:

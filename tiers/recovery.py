@@ -63,6 +63,25 @@ def in_memory(memory: MemoryDir) -> list[Candidate]:
     return [Candidate(version, Place(MEMORY, str(memory.path))) for version in memory.whole()]
 
 
+Parts = dict[int, tuple[Path, SlotRecord]]
+"""Shards of one version by rank: file and commit record."""
+
+
+def parts_in_memory(memory: MemoryDir) -> dict[Version, Parts]:
+    """Every shard in a node's memory, by version: those of its own ranks, and copies that it keeps for other nodes."""
+    found: dict[Version, Parts] = {}
+    for slot in memory.every_slot():
+        record = slot.record()
+        if record is not None and (record.rank, record.world) == (slot.rank, slot.world):
+            found.setdefault(record.version, {}).setdefault(record.rank, (slot.file, record))
+    return found
+
+
+def is_complete(parts: Parts) -> bool:
+    """Tell whether all shards of a version are among its parts."""
+    return any(parts.keys() == set(range(record.world)) for _, record in parts.values())
+
+
 @dataclass(frozen=True)
 class Found:
     """What a run has in all tiers."""
@@ -134,7 +153,12 @@ def open_candidate(candidate: Candidate, spool: Path | None = None) -> Opened:
         records = memory.whole().get(candidate.version)
         if records is None:
             raise Unreadable(f"{candidate.version} is no longer whole in memory")
-        return _open_memory(candidate, memory, records)
+        return _open_memory(candidate, [(memory.file_of(record), record) for record in records])
+    if candidate.tier == PEER:
+        parts = parts_in_memory(MemoryDir(Path(candidate.place.url))).get(candidate.version, {})
+        if not is_complete(parts):
+            raise Unreadable(f"{candidate.version} is no longer whole in this node's memory")
+        return _open_memory(candidate, [parts[rank] for rank in sorted(parts)])
     try:
         tier = open_tier(candidate.place, None, spool)
         return open_checkpoint(candidate, tier.read(candidate.version))
@@ -142,10 +166,9 @@ def open_candidate(candidate: Candidate, spool: Path | None = None) -> Opened:
         raise Unreadable(f"{candidate.folder}: {error.strerror or error}") from error
 
 
-def _open_memory(candidate: Candidate, memory: MemoryDir, records: list[SlotRecord]) -> Opened:
+def _open_memory(candidate: Candidate, found: list[tuple[Path, SlotRecord]]) -> Opened:
     sources = []
-    for record in records:
-        path = memory.file_of(record)
+    for path, record in found:
         with ShardReader(path) as reader:
             shard, nbytes = reader.shard, reader.data_start + reader.shard.data_bytes
             if reader.header_digest != record.header_digest:
@@ -156,7 +179,8 @@ def _open_memory(candidate: Candidate, memory: MemoryDir, records: list[SlotReco
         sources.append(
             Source(_as_it_is(path), str(path), record.rank, nbytes, record.header_digest, shard.entries, digests)
         )
-    return Opened(candidate, tuple(sources), records[0].meta, records[0].world)
+    first = found[0][1]
+    return Opened(candidate, tuple(sources), first.meta, first.world)
 
 
 def _as_it_is(path: Path) -> Callable[[], AbstractContextManager[Path]]:

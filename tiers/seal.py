@@ -34,9 +34,9 @@ class Seal:
             return None
         return text.decode()
 
-    def secret(self, word: str) -> str:
-        """64 hexadecimal digits that follow from the token and a word, and that say nothing of the token."""
-        return self._mac(f"secret {word}", b"")
+    def key(self, purpose: str) -> bytes:
+        """A key for something else than messages of the launchers, from which the token cannot be found."""
+        return hmac.digest(self._key, b"key\0" + purpose.encode(), hashlib.sha256)
 
     def _mac(self, name: str, text: bytes) -> str:
         return hmac.new(self._key, name.encode() + b"\0" + text, hashlib.sha256).hexdigest()

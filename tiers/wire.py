@@ -1,9 +1,9 @@
-"""A connection on which both ends have shown that they know the run's token, and messages that only they can write.
+"""A connection on which both ends have shown that they know the run's key, and messages that only they can write.
 
 The server sends a nonce, the client one of its own and a proof over both, the server its proof; the key of the
-connection follows from token and nonces. A message is its length, a code over direction, number and bytes (HMAC-SHA256,
-RFC 2104), and JSON. Raw bytes follow a message that announces them and have no code of their own: what they must be is
-said by the digests in that message. Those (xxh3) find every accident, but no forger who sits on the wire itself.
+connection follows from the run's and the nonces. A message is its length, a code over direction, number and bytes
+(HMAC-SHA256, RFC 2104), and JSON. Raw bytes follow a message that announces them and have no code of their own: what
+they must be is said by the digests in that message. Those (xxh3) find every accident, but no forger on the wire itself.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Pace:
         return self._free_at - now
 
 
-def connect(address: tuple[str, int], token: bytes, source: str | None = None, patience_s: float = PATIENCE_S) -> Link:
-    """Reach a server that knows the token, from the address `source`. Raises WireError, OSError.
+def connect(address: tuple[str, int], secret: bytes, source: str | None = None, patience_s: float = PATIENCE_S) -> Link:
+    """Reach a server that knows the key, from the address `source`. Raises WireError, OSError.
 
     OSError too when nothing is heard of it, or taken by it, for `patience_s`.
     """
@@ -115,20 +115,20 @@ def connect(address: tuple[str, int], token: bytes, source: str | None = None, p
         if not hello.startswith(MAGIC):
             raise WireError("somebody else answers at that port")
         nonces = hello[len(MAGIC) :] + secrets.token_bytes(_NONCE)
-        connection.sendall(nonces[_NONCE:] + _code(token, b"client", nonces))
+        connection.sendall(nonces[_NONCE:] + _code(secret, b"client", nonces))
         proof = _read(connection, _CODE, may_end=True)
         if proof is None:
-            raise WireError("the other end does not accept this run's token")
-        if not hmac.compare_digest(proof, _code(token, b"server", nonces)):
-            raise WireError("the other end does not know this run's token")
+            raise WireError("the other end does not accept this run's key")
+        if not hmac.compare_digest(proof, _code(secret, b"server", nonces)):
+            raise WireError("the other end does not know this run's key")
     except BaseException:
         connection.close()
         raise
-    return Link(connection, _code(token, b"key", nonces), b"client", b"server")
+    return Link(connection, _code(secret, b"key", nonces), b"client", b"server")
 
 
-def accept(connection: socket.socket, token: bytes) -> Link:
-    """Let a client in that knows the token; closes the connection otherwise. Raises WireError, OSError."""
+def accept(connection: socket.socket, secret: bytes) -> Link:
+    """Let a client in that knows the key; closes the connection otherwise. Raises WireError, OSError."""
     try:
         connection.settimeout(PATIENCE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -136,13 +136,13 @@ def accept(connection: socket.socket, token: bytes) -> Link:
         connection.sendall(MAGIC + nonce)
         said = _read(connection, _NONCE + _CODE) or b""
         nonces = nonce + said[:_NONCE]
-        if not hmac.compare_digest(said[_NONCE:], _code(token, b"client", nonces)):
-            raise WireError("it does not know this run's token")
-        connection.sendall(_code(token, b"server", nonces))
+        if not hmac.compare_digest(said[_NONCE:], _code(secret, b"client", nonces)):
+            raise WireError("it does not know this run's key")
+        connection.sendall(_code(secret, b"server", nonces))
     except BaseException:
         connection.close()
         raise
-    return Link(connection, _code(token, b"key", nonces), b"server", b"client")
+    return Link(connection, _code(secret, b"key", nonces), b"server", b"client")
 
 
 def _read(connection: socket.socket, nbytes: int, *, may_end: bool = False) -> bytes | None:

@@ -64,8 +64,8 @@ class Run(Place):
             {"type": "object", "url": self.bucket.as_uri(), "keep": 1},
         )
 
-    def write_spec(self, *tiers: dict[str, Any]) -> None:
-        self.spec = spec_to_json(spec_from_json({**SPEC, "tiers": list(tiers)}))
+    def write_spec(self, *tiers: dict[str, Any], **more: Any) -> None:
+        self.spec = spec_to_json(spec_from_json({**SPEC, **more, "tiers": list(tiers)}))
         replace(self.run.spec, dumps(self.spec))
 
     @property

@@ -326,3 +326,38 @@ def test_a_run_whose_folder_is_lost_is_looked_at_through_its_spec(run: Run) -> N
         ended = dtrain(*words)
         assert ended.code == 0, ended.err
     assert not run.run.root.exists(), "looking makes no folder"
+
+
+def keep_for_peers(run: Run, step: int, own: bool = True) -> None:
+    """Node 0 of two, with a worker each: its own shard, and a copy of node 1's."""
+    run.write_spec({"type": "memory"}, {"type": "peer"}, {"type": "disk"}, cluster={"nodes": 2})
+    run.store_memory(step)
+    kept = run.own.replica_of(1)
+    kept.path.mkdir(exist_ok=True)
+    for slot in run.own.all_slots():
+        if slot.rank == 1:
+            for path in (slot.file, slot.record_file):
+                path.rename(kept.path / path.name)
+        elif not own and (record := slot.record()) is not None and record.step == step:
+            slot.invalidate()
+
+
+def test_what_nodes_have_between_them_is_shown_where_one_of_them_has_all_of_it(run: Run) -> None:
+    keep_for_peers(run, 12)
+    keep_for_peers(run, 13, own=False)
+    ended = dtrain("ls", run.run.root, "--json")
+    assert places(ended.document) == [(13, "peer"), (12, "peer")]
+    assert [row["usable"] for row in ended.document["checkpoints"]] == [False, True]
+    told = dtrain("ls", run.run.root).out
+    assert "in part: this node has the shards of rank 1 of 2" in told
+    assert "DAMAGED" not in told
+    assert dtrain("verify", f"{run.run.root}@12").code == 0
+    assert "peer" in dtrain("inspect", f"{run.run.root}@12", "--tier", "peer").out
+
+
+def test_a_flipped_bit_in_a_copy_is_found(run: Run) -> None:
+    keep_for_peers(run, 12)
+    flip(run.own.replica_of(1).path / "rank-00001-of-00002.slot0")
+    ended = dtrain("verify", f"{run.run.root}@12")
+    assert ended.code == 65
+    assert "does not match its digest" in ended.out + ended.err

@@ -16,12 +16,12 @@ from torch.distributed import HashStore
 
 from dtrain.engine import exchange
 from dtrain.engine.channels import StorageChannel
-from dtrain.engine.exchange import Exchange
+from dtrain.engine.exchange import Exchange, Given, nearest
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.shardfile import Entry
+from dtrain.tiers.shardfile import Entry, Shard
 from dtrain.tiers.store import Place
 
 WORLD, STEP = 3, 4
@@ -177,3 +177,62 @@ def test_a_snapshot_of_more_ranks_than_there_are_is_not_taken_for_whole(
         put(memory, rank, WORLD + 1, 0, STEP)
     answers = everywhere(take(lambda rank: everything))
     assert all("the shard of rank 3 is in no node's memory" in str(answer) for answer in answers)
+
+
+def keep_copy(memory: MemoryDir, rank: int) -> MemoryDir:
+    """A copy of a rank's shard in another node's memory."""
+    kept = memory.replica_of(rank)
+    kept.path.mkdir()
+    put(kept, rank, WORLD, 1, STEP)
+    return kept
+
+
+@pytest.mark.parametrize("damage", ["no record", "cut", "header"])
+def test_what_a_node_has_lost_comes_from_a_copy_on_another(
+    damage: str, memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    whole = everywhere(take(lambda rank: everything))[0]
+    keep_copy(memories[0], 1)
+    (slot,) = memories[1].all_slots()
+    if damage == "no record":
+        memories[1].remove()
+        memories[1].path.mkdir()
+    elif damage == "cut":
+        slot.file.write_bytes(slot.file.read_bytes()[:-1])
+    else:
+        data = slot.file.read_bytes()
+        slot.file.write_bytes(data.replace(b'"run_id":"feed"', b'"run_id":"fee0"'))
+    assert everywhere(take(lambda rank: everything)) == [whole] * WORLD
+    own = everywhere(take(lambda rank: lambda entry, of: of == rank))
+    assert own[1] == {(of, name): data for (of, name), data in whole.items() if of == 1}
+
+
+def test_two_lost_nodes_get_theirs_from_the_last_one(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    whole = everywhere(take(lambda rank: everything))[0]
+    for lost in (0, 1):
+        keep_copy(memories[2], lost)
+        memories[lost].remove()
+        memories[lost].path.mkdir()
+    assert everywhere(take(lambda rank: everything)) == [whole] * WORLD
+
+    def meta(found: Exchange, rank: int) -> Any:
+        return found.open(CANDIDATE).meta["data"]
+
+    assert everywhere(meta) == [{"samples": STEP * 8}] * WORLD, "what rank 0 says of the whole is in its copy"
+
+
+def test_a_copy_of_another_version_is_none(memories: list[MemoryDir], everywhere: Callable[..., list[Any]]) -> None:
+    put(keep_copy(memories[0], 1), 1, WORLD, 1, STEP + 1)
+    memories[1].all_slots()[0].invalidate()
+    answers = everywhere(take(lambda rank: everything))
+    assert all("of rank 1 is not in" in str(answer) for answer in answers), answers
+
+
+def test_each_shard_is_given_by_its_own_rank_or_by_the_one_with_least_to_give() -> None:
+    def offer(giver: int, rank: int) -> Given:
+        return Given(giver, Shard(rank, 4, "r", ()), None)  # type: ignore[arg-type]
+
+    offers = [offer(0, 0), offer(1, 1), offer(0, 2), offer(1, 2), offer(0, 3), offer(1, 3), offer(0, 1)]
+    assert {rank: one.giver for rank, one in nearest(offers).items()} == {0: 0, 1: 1, 2: 0, 3: 1}

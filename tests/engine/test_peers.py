@@ -22,10 +22,9 @@ from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
 from dtrain.tiers.seal import Seal
 from dtrain.tiers.shardfile import Entry, Shard
 
+SEAL = Seal("a token of this test")
 BYTES = 3 * 2**20
 MACHINE = Machine(cpu_cores=2, host_memory_bytes=2**34, shm_free_bytes=2**30, accelerator="cpu")
-
-SECRET = Seal("a token that all nodes have").secret
 
 
 def spec_of(*tiers: dict[str, object]) -> Spec:
@@ -46,7 +45,7 @@ class Node:
         self.memory = MemoryDir(folder / f"memory-{number}", (number,))
         self.memory.path.mkdir()
         spec = spec_of({"type": "peer"})
-        peers = peers_of(run, spec, make_plan(spec, MACHINE), self.memory, "r")
+        peers = peers_of(run, spec, make_plan(spec, MACHINE), self.memory, "r", SEAL)
         assert isinstance(peers, Peers)
         self.peers = peers
 
@@ -84,9 +83,9 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
 def introduce(nodes: list[Node], attempt: int = 1) -> None:
     """What node 0 does before an attempt."""
     for node in nodes:
-        nodes[0].peers.heard(node.number, node.peers.door("lo"))
+        nodes[0].peers.heard(node.number, node.peers.door(lambda: "lo"))
     for node in nodes:
-        node.peers.tell(attempt, nodes[0].peers.directory(), SECRET)
+        node.peers.tell(attempt, nodes[0].peers.directory())
 
 
 def wait(what: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -129,12 +128,12 @@ def test_a_peer_that_was_replaced_gets_everything_again(nodes: list[Node], tmp_p
 
 
 def test_a_process_that_dies_is_started_again_at_its_port(nodes: list[Node]) -> None:
-    door, pid = nodes[1].peers.door("lo"), nodes[1].pid()
+    door, pid = nodes[1].peers.door(lambda: "lo"), nodes[1].pid()
     os.kill(pid, signal.SIGKILL)
     wait(lambda: nodes[1].peers._process is not None and nodes[1].peers._process.poll() is not None)
     slot = nodes[0].snapshot(1)
     nodes[1].peers.tend(1)
-    assert (nodes[1].peers.door("lo"), nodes[1].pid() != pid) == (door, True)
+    assert (nodes[1].peers.door(lambda: "lo"), nodes[1].pid() != pid) == (door, True)
     wait(lambda: slot.is_sent(Version(attempt=1, step=1)))
     assert any("the process of the peer tier ended" in event["detail"] for event in read_lines(nodes[1].run.events))
 
@@ -154,12 +153,11 @@ def test_a_peer_that_stands_still_is_told_of_once_and_gets_its_copy_later(nodes:
     assert "takes copies again" in second
 
 
-def test_who_has_another_token_sends_nothing(nodes: list[Node]) -> None:
-    directory = nodes[0].peers.directory()
-    nodes[0].peers.tell(1, directory, Seal("a token that is another").secret)
+def test_who_has_another_key_sends_nothing(nodes: list[Node]) -> None:
+    nodes[0].peers.tell(1, {**nodes[0].peers.directory(), "key": "00" * 32})
     slot = nodes[0].snapshot(1)
     wait(lambda: bool(read_lines(nodes[0].run.events)))
-    assert "does not accept this run's token" in read_lines(nodes[0].run.events)[0]["detail"]
+    assert "does not accept this run's key" in read_lines(nodes[0].run.events)[0]["detail"]
     assert not slot.is_sent(Version(attempt=1, step=1))
     assert not nodes[1].copies(0)
 
@@ -171,11 +169,11 @@ def test_the_process_ends_with_its_launcher_and_what_it_has_kept_stays(nodes: li
     nodes[1].peers.stop()
     assert not Path(f"/proc/{pid}").exists()
     assert nodes[1].copies(0) == [1]
-    assert nodes[1].peers.door("lo") is None, "nothing is started again at the end of a run"
+    assert nodes[1].peers.door(lambda: "lo") is None, "nothing is started again at the end of a run"
 
 
 def test_without_a_peer_tier_there_is_no_process(tmp_path: Path) -> None:
     spec = spec_of()
-    peers = peers_of(RunDir(tmp_path), spec, make_plan(spec, MACHINE), MemoryDir(tmp_path), "r")
+    peers = peers_of(RunDir(tmp_path), spec, make_plan(spec, MACHINE), MemoryDir(tmp_path), "r", SEAL)
     assert type(peers) is NoPeers
-    assert (peers.door("lo"), peers.directory()) == (None, {})
+    assert (peers.door(lambda: "lo"), peers.directory()) == (None, {})

@@ -130,13 +130,6 @@ def test_a_message_counts_in_its_own_place_only(talk: Talk) -> None:
     assert Desk(talk.root, f"dtrain/{'0' * 32}", Seal(TOKEN)).read("up/one/0") is None
 
 
-def test_what_nodes_keep_from_strangers_follows_from_the_token_and_this_start(talk: Talk) -> None:
-    secret = talk.host.desk.secret("word")
-    assert secret == talk.line.desk.secret("word") != talk.host.desk.secret("other")
-    assert secret != Desk(talk.root, f"dtrain/{talk.start}", Seal("a token that is another")).secret("word")
-    assert secret != Desk(talk.root, "dtrain/another start", Seal(TOKEN)).secret("word")
-
-
 def test_no_stranger_joins_or_speaks_for_a_node(talk: Talk) -> None:
     def seen() -> bool:
         talk.forge("hello/1", FORGED)

@@ -88,6 +88,11 @@ class Cluster:
                     process.kill()
         self.memory(node).remove()
 
+    def peer_processes(self, node: int) -> list[psutil.Process]:
+        """What sends and keeps copies on a node."""
+        job = str(self.memory(node).path / "peer.json")
+        return [process for process in psutil.process_iter(["cmdline"]) if job in (process.info["cmdline"] or ())]
+
     def assert_nothing_left(self) -> None:
         """No process, nothing in any node's memory, no temporary file."""
         self.job.assert_nothing_left()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.job.dtrain import STEPS, Job, assert_same, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
 
 TIERS = f"tiers=[{{type: memory, every: 1}}, {{type: peer, every: 1}}, {{type: disk, every: {STEPS}}}]"
+MEMORY_ONLY = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}]"
 
 
 def slow(first: int, last: int = STEPS) -> str:
@@ -17,12 +18,12 @@ def slow(first: int, last: int = STEPS) -> str:
     return ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(first, last + 1))
 
 
-def lose_and_replace(nodes: Cluster, node: int, at_step: int) -> None:
+def lose_and_replace(nodes: Cluster, node: int, at_step: int, *words: str) -> None:
     """A node is lost in step `at_step`, noticed, and an empty one takes its place."""
     wait_for_step(nodes.job, at_step)
     nodes.lose_node(node)
     wait(lambda: nodes.job.events("fault"), 15, "the death to be noticed")
-    nodes.start(node, TIERS)
+    nodes.start(node, TIERS, *words)
 
 
 def assert_went_on_from_peers(job: Job, at_step: int) -> None:
@@ -42,4 +43,53 @@ def test_a_lost_node_comes_back_empty_and_gets_its_state_from_the_other(tmp_path
         peers = [event for event in nodes.job.events("committed") if event["tier"] == "peer"]
         assert [event["attempt"] for event in peers] == sorted(event["attempt"] for event in peers)
         assert {event["attempt"] for event in peers} == {1, 2}, "copies are made again after the loss"
+        nodes.assert_nothing_left()
+
+
+def test_node_0_is_lost_with_its_memory_and_all_go_on_from_what_the_other_has(tmp_path: Path, oracle: Job) -> None:
+    with cluster(tmp_path / "job") as nodes:
+        nodes.start_all(MEMORY_ONLY, fault=slow(4))
+        wait_for_step(nodes.job, 6)
+        nodes.lose_node(0)
+        ended = finish(nodes.running.pop(1), timeout=20)
+        assert ended.code == 75, ended.said
+        nodes.start_all(MEMORY_ONLY, command="resume")
+        both = nodes.end()
+        assert [one.code for one in both] == [0, 0], both
+        assert_went_on_from_peers(nodes.job, 6)
+        assert nodes.job.losses() == oracle.losses()
+        nodes.assert_nothing_left()
+
+
+def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_others(tmp_path: Path) -> None:
+    """Three ranks see 12 samples in a step: another job than the oracle, so one that nothing happens to is run, too."""
+    size = "training.global_batch_size=12"
+    whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
+    whole.write_spec()
+    with cleaned(whole):
+        assert whole.do("run", "spec.yaml", size, "cluster.workers_per_node=3").code == 0
+        with cluster(tmp_path / "job", nodes=3) as nodes:
+            nodes.start_all(TIERS, size, fault=slow(5))
+            lose_and_replace(nodes, 2, 6, size)
+            ended = nodes.end()
+            assert [one.code for one in ended] == [0, 0, 0], ended
+            assert_went_on_from_peers(nodes.job, 6)
+            assert_same(nodes.job, whole)
+            nodes.assert_nothing_left()
+
+
+def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
+    with cluster(tmp_path / "job") as nodes:
+        nodes.start_all(TIERS, fault=slow(4))
+        wait_for_step(nodes.job, 3)
+        (process,) = nodes.peer_processes(1)
+        process.suspend()
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0, 0], ended
+        assert_same(nodes.job, oracle)
+        assert not nodes.job.events("fault")
+        told = [event["detail"] for event in nodes.job.events("warning")]
+        assert sum("node 1 takes no copies of node 0's snapshots" in words for words in told) == 1, told
+        last = max(event["step"] for event in nodes.job.events("committed") if event["tier"] == "peer")
+        assert last < STEPS - 2, "the tier is behind, and nothing else is"
         nodes.assert_nothing_left()

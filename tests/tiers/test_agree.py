@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers.build import put
 
-from dtrain.tiers.agree import Held, Shards, agreed, between_nodes, common, held_from_json, look, newest, to_drain
+from dtrain.tiers.agree import (
+    Held,
+    Shards,
+    agreed,
+    between_nodes,
+    common,
+    held_from_json,
+    look,
+    newest,
+    to_drain,
+    with_memory_of_all,
+)
 from dtrain.tiers.layout import Version
 from dtrain.tiers.memory import MemoryDir
 from dtrain.tiers.recovery import Candidate
@@ -123,3 +134,15 @@ def test_a_look_into_memory_finds_copies_that_are_kept_for_others(memory: Memory
     assert found.memory == {V1}
     assert found.shards == {V1: Shards(2, frozenset({1})), V2: Shards(2, frozenset({0}))}
     assert held_from_json(found.to_json()) == found
+
+
+def test_what_node_0_has_lost_is_found_again_in_the_memory_of_all(tmp_path: Path) -> None:
+    """Node 0 is new: it knows of the disk alone, and a copy of its shard is on node 1."""
+    held = {0: with_shards({}), 1: with_shards({V3: {0, 1}, V2: {1}}, V2, V3)}
+    candidates = with_memory_of_all([Candidate(V2, DISK), Candidate(V1, DISK)], held, MemoryDir(tmp_path))
+    assert [(one.version, one.tier) for one in candidates] == [(V3, "memory"), (V2, "disk"), (V1, "disk")]
+    chosen, passed = agreed(candidates, held)
+    assert [(one.version, one.tier) for one in chosen] == [(V3, "peer"), (V2, "disk"), (V1, "disk")]
+    assert not passed
+    again, _ = agreed(chosen, held)
+    assert again == chosen, "what was agreed once is no other candidate later"

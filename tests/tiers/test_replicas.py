@@ -157,3 +157,17 @@ def test_copies_of_another_world_make_room_once_a_new_one_is_whole(keeper: Keepe
     take(keeper, record, shard.header() + data)
     assert [version.attempt for version in kept(keeper)] == [2]
     assert not [path for path in keeper.memory.replica_of(OWNER).path.iterdir() if "of-00002" in path.name]
+
+
+def test_what_a_run_has_left_behind_is_forgotten_when_it_goes_on(keeper: Keeper) -> None:
+    for step in (1, 2):
+        take(keeper, *copy_of(step))
+    own = keeper.memory.slots(0, 3)[0]
+    own.file.touch()
+    own.commit(replace(copy_of(1)[0], rank=0, world=3, slot=0), drain=False)
+    own.offer()
+    keeper.memory.forget_copies(Version(attempt=1, step=1), 2)
+    assert list(kept(keeper)) == [Version(attempt=1, step=1)]
+    assert not own.offered, "of another world"
+    keeper.memory.forget_copies(None, 2)
+    assert not kept(keeper)

@@ -1,4 +1,4 @@
-"""Who does not know the run's token gets nowhere, and what is cut, too long or forged is refused."""
+"""Who does not know the run's key gets nowhere, and what is cut, too long or forged is refused."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_messages_and_bytes_arrive_in_both_directions(pair: tuple[Link, Link]) -
 
 
 def test_a_client_with_another_token_is_turned_away(server: Server) -> None:
-    with pytest.raises(WireError, match="does not accept this run's token"):
+    with pytest.raises(WireError, match="does not accept this run's key"):
         connect(server.address, b"x" * 32)
-    assert "does not know this run's token" in str(server.refused())
+    assert "does not know this run's key" in str(server.refused())
 
 
 def test_a_server_with_another_token_gets_nothing() -> None:
@@ -98,7 +98,7 @@ def test_a_server_with_another_token_gets_nothing() -> None:
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with pytest.raises(WireError, match="does not know this run's token"):
+    with pytest.raises(WireError, match="does not know this run's key"):
         connect(listener.getsockname(), TOKEN)
     thread.join()
     listener.close()
