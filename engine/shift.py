@@ -83,7 +83,7 @@ class Shifts:
         clear_heartbeats(self.memory)
         job = Job(
             str(self.run.root), str(self.memory.path), self.run_id, attempt, self.import_paths,
-            tuple(candidates), tuple(skipped), self.run.node,
+            tuple(candidates), tuple(skipped), self.run.node, self.spec.cluster.nodes,
         ).write()  # fmt: skip
         self._cut = False
         timeout_s = self.spec.cluster.heartbeat_timeout
