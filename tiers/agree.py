@@ -106,6 +106,9 @@ def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[l
     passed: list[Passed] = []
     for candidate in candidates:
         reason = next((words for node in sorted(held) if (words := _lack(candidate, node, held[node]))), None)
+        known = any(candidate.version in one.shards for one in held.values())
+        if candidate.tier in (MEMORY, PEER) and known and candidate.version not in between:
+            reason = reason or "some of its shards are in no node's memory"
         if candidate.tier in (MEMORY, PEER) and (reason is None or candidate.version in between):
             tier = MEMORY if reason is None else PEER
             chosen.append(Candidate(candidate.version, replace(candidate.place, type=tier)))
@@ -152,7 +155,7 @@ def newest(held: Mapping[int, Held], nodes: int) -> Version | None:
 
 def common(held: Mapping[int, Held], nodes: int) -> frozenset[Version]:
     """Every version that all nodes together have whole in memory."""
-    if held.keys() != set(range(nodes)):
+    if not held or held.keys() != set(range(nodes)):
         return frozenset()
     return frozenset.intersection(*(one.memory for one in held.values()))
 
