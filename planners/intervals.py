@@ -14,11 +14,17 @@ what the budget is exceeded by is small, and the plan says it. An object store b
 
 Each tier is filled from the one before, so an interval is a multiple of the one before and divides the ones after
 that the spec gives, and what is to be kept for good.
+
+More budget, or a faster copy, disk or link, never makes an interval wider. Multiples alone would not keep that: from
+99 steps up the next multiple of 99 is 99, that of 50 is 100. So an interval that is chosen, and of which another one
+that is chosen is a multiple, is of a chain in which each divides the next: doubles of what is given before it, or
+divisors of what is given after it. All multiples of a wider one are then multiples of a narrower one, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,11 +68,52 @@ class Place:
     source_every: int = 1
     """Interval of the tier before."""
     divides: int | None = None
+    """What it should divide; left alone if no multiple of `source_every` does."""
+    follows_auto: bool = False
+    """That of the tier before is chosen, too."""
+    before_auto: bool = False
+    """That of the tier after it is chosen, too."""
 
-    def fitted(self, wanted: int, why: str) -> Interval:
-        """Return the next interval from `wanted` up that the tiers before and after can have, within the run."""
-        steps = _fitted(wanted, self.source_every, self.max_steps, self.divides)
+    def fitted(self, wanted: int, why: str, least: int | None = None) -> Interval:
+        """Return the next interval from `wanted` up that the tiers before and after can have, within the run.
+
+        One of a chain is rather the next one down, if that is not below `least`.
+        """
+        steps = self.next(wanted)
+        if self.before_auto and least is not None:
+            steps = max(self.next(least), max((part for part in self._chain() if part <= wanted), default=1))
         return Interval(steps, WITH_EACH if wanted < self.source_every == steps else why)
+
+    def next(self, wanted: int) -> int:
+        """Return the next interval from `wanted` up; the largest there is, even if that is smaller."""
+        if self.before_auto:
+            return _next(wanted, self._chain())
+        if self._multiples_divide:
+            return _next(wanted, [self.source_every * part for part in divisors(self._parts)])
+        longest = self._chain()[-1] if self.follows_auto else self.max_steps
+        return self.source_every * max(1, min(-(-wanted // self.source_every), longest // self.source_every))
+
+    def _chain(self) -> list[int]:
+        """Return all intervals from `source_every` up that the chain has within the run, and one at least."""
+        if self._multiples_divide:
+            parts = [1]
+            for part in divisors(self._parts):
+                parts += [part] if part > parts[-1] and part % parts[-1] == 0 else []
+            return [self.source_every * part for part in parts]
+        doublings = max(1, self.max_steps // self.source_every).bit_length()
+        return [self.source_every << doubling for doubling in range(doublings)]
+
+    @property
+    def _multiples_divide(self) -> bool:
+        return self.divides is not None and self.divides % self.source_every == 0
+
+    @property
+    def _parts(self) -> int:
+        return (self.divides or 0) // self.source_every
+
+
+def _next(wanted: int, ordered: Sequence[int]) -> int:
+    return next((part for part in ordered if part >= wanted), ordered[-1])
 
 
 def young_daly_s(cost_s: float, mtbf_s: float) -> float:
@@ -88,7 +135,7 @@ def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: floa
     least, per_run = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s), place.max_steps // LEAST_PER_RUN
     if allowed >= min(least, per_run):
         return place.fitted(allowed, BUDGET)
-    return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN)
+    return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN, allowed)
 
 
 def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, place: Place) -> Interval:
@@ -107,8 +154,11 @@ def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, m
     }
     why = max(reasons, key=reasons.__getitem__)
     if reasons[why] <= widest:
-        return place.fitted(reasons[why], why)
-    return place.fitted(widest, LEAST_LOSS if widest == stopping else PER_RUN if widest > sustained else SUSTAINED)
+        least = max(sustained, reasons[BUDGET])
+        return place.fitted(reasons[why], why, least)
+    return place.fitted(
+        widest, LEAST_LOSS if widest == stopping else PER_RUN if widest > sustained else SUSTAINED, sustained
+    )
 
 
 def far_every(*, write_s: float, lag_s: float, step_s: float, place: Place) -> Interval:
@@ -129,20 +179,7 @@ def far_every(*, write_s: float, lag_s: float, step_s: float, place: Place) -> I
 def untimed_every(place: Place) -> Interval:
     """Return the interval of a slower tier while step times are not known."""
     wanted = min(UNTIMED_EVERY, place.max_steps // UNTIMED_PER_RUN)
-    return Interval(_fitted(wanted, place.source_every, NEVER, place.divides), UNTIMED)
-
-
-def _fitted(wanted: int, source_every: int, max_steps: int, divides: int | None) -> int:
-    """Return the next interval from `wanted` up that the tiers before and after can have, within the run.
-
-    It is a multiple of `source_every`; and it divides `divides` if any multiple does, even if it must be smaller.
-    """
-    least = max(1, math.ceil(min(wanted, NEVER) / source_every))
-    most = max(1, max_steps // source_every)
-    if divides is not None and divides % source_every == 0:
-        fitting = [part for part in divisors(divides // source_every) if part <= most]
-        return source_every * next((part for part in fitting if part >= least), fitting[-1])
-    return source_every * min(least, most)
+    return Interval(Place(NEVER, place.source_every, place.divides).next(wanted), UNTIMED)
 
 
 @lru_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from typing import Any
 
@@ -25,7 +26,7 @@ Values = dict[str, Any]
 
 
 def every() -> st.SearchStrategy[Any]:
-    return st.one_of(st.just("auto"), st.sampled_from([1, 2, 3, 10, 100]))
+    return st.one_of(st.just("auto"), st.just("auto"), st.sampled_from([1, 2, 3, 10, 100]))
 
 
 @st.composite
@@ -36,11 +37,12 @@ def jobs(draw: st.DrawFn) -> tuple[Values, Machine]:
     accelerator = draw(st.sampled_from(["cpu", "h100"]))
     slow = {"when_slow": draw(st.sampled_from(["auto", "skip", "wait"]))}
     tiers: list[Values] = [{"type": "memory", "every": draw(every())}]
-    tiers += [slow | {"type": "disk", "every": draw(every())}] if draw(st.booleans()) else []
-    tiers += [slow | {"type": "object", "url": "s3://b/x", "every": draw(every())}] if draw(st.booleans()) else []
+    for kind in ({"type": "disk"}, {"type": "object", "url": "s3://b/x"}):
+        kept = {"keep_every": draw(st.sampled_from([12, 60, 97, 1000]))} if draw(st.integers(0, 3)) == 0 else {}
+        tiers += [slow | kind | kept | {"every": draw(every())}] if draw(st.booleans()) else []
     width = 8 * draw(st.sampled_from([1, 16, 512]))
     values: Values = {
-        "max_steps": draw(st.sampled_from([1, 100, 10**6])),
+        "max_steps": draw(st.sampled_from([1, 7, 100, 1000, 10**6])),
         "model": {"type": "gpt", "n_layers": draw(st.sampled_from([1, 12])), "d_model": width, "n_heads": 4,
                   "vocab_size": 256},
         "training": {"global_batch_size": samples * passes * nodes * workers, "micro_batch_size": samples},
@@ -51,7 +53,7 @@ def jobs(draw: st.DrawFn) -> tuple[Values, Machine]:
             "channels": {"storage": {"bandwidth": draw(st.floats(1e3, 1e12))}},
         },
         "tiers": tiers,
-        "checkpoint": {"max_overhead": draw(st.sampled_from([0.001, 0.01, 0.2]))},
+        "checkpoint": {"max_overhead": draw(st.sampled_from([0.001, 0.01, 0.05, 0.2]))},
     }  # fmt: skip
     return values, Machine(draw(st.sampled_from([2, 64])), 2**34, 2**33, accelerator)
 
@@ -67,7 +69,7 @@ def planned(values: Values, machine: Machine, keys: tuple[str, ...] = (), value:
     return make_plan(tiny(**values), machine)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1200, deadline=None)
 @given(jobs())
 def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Values, Machine]) -> None:
     plan = planned(*job)
@@ -85,8 +87,8 @@ def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Val
             assert not any("a snapshot of every step" in other for other in better.changes), line
 
 
-@settings(max_examples=100, deadline=None)
-@given(jobs(), st.floats(1.001, 1000))
+@settings(max_examples=2500, deadline=None)
+@given(jobs(), st.one_of(st.floats(1.001, 4), st.floats(1.001, 1000)))
 def test_faster_hardware_and_a_larger_budget_never_mean_fewer_checkpoints(
     job: tuple[Values, Machine], factor: float
 ) -> None:
@@ -102,3 +104,21 @@ def test_faster_hardware_and_a_larger_budget_never_mean_fewer_checkpoints(
         better = planned(values, machine, keys, min(value * factor, limit))
         for before, after in zip(plan.tiers, better.tiers, strict=True):
             assert after.every <= before.every, (keys, before.why, after.why)
+
+
+def test_a_narrower_interval_of_snapshots_takes_every_other_one_with_it() -> None:
+    """Snapshots went from every 99 steps to every 50, and the store behind them from every 99 to every 100."""
+    widths: list[list[int]] = []
+    for budget in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
+        values: Values = {
+            "max_steps": 100,
+            "cluster": {"device": "cuda", "channels": {"storage": {"bandwidth": "100 MiB/s"}},
+                        "hardware": {"object_bandwidth": "20 KiB/s"}},
+            "tiers": [{"type": "memory", "every": "auto"}, {"type": "object", "url": "s3://b/x", "every": "auto"}],
+            "checkpoint": {"max_overhead": budget},
+        }  # fmt: skip
+        widths.append([tier.every for tier in planned(values, Machine(2, 2**34, 2**33, "h100")).tiers])
+    assert len({memory for memory, _ in widths}) > 3, "snapshots are made more often"
+    for before, after in itertools.pairwise(widths):
+        assert all(narrow <= wide for wide, narrow in zip(before, after, strict=True)), widths
+        assert all(slow % memory == 0 for memory, slow in (before, after))
