@@ -103,13 +103,10 @@ class Control:
         )
         passes = windows_per_step(self.spec)
         self.passes.append((metrics["forward_s"] / passes, metrics["backward_s"] / passes))
-        if self.window.full:
-            self._look(step, reporter)
-            self.window.restart()
-            self.passes.clear()
-        elif early := self.window.early():
-            self._look(step, reporter, early)
-        elif self.window.probe() and self._look(step, reporter, probe=True):
+        full = self.window.full
+        early = 0 if full else self.window.early()
+        probe = not early and self.window.probe()
+        if (full or early or probe) and (self._look(step, reporter, early, probe=probe) or full):
             self.window.restart()
             self.passes.clear()
 
@@ -121,7 +118,7 @@ class Control:
         *values, forward_s, backward_s, byte_s = self.context.worst_of_ranks([*mine, forward_s, backward_s, byte_s])
         figures = Figures(*values)
         before = self.setting
-        decision = decide(self.rule, before, figures, early=early, probe=probe)
+        decision = decide(self.rule, before, figures, step=step, early=early, probe=probe)
         if decision is not None:
             self.snapshots.cadence = replace(
                 self.snapshots.cadence, memory=decision.setting.memory, slow=decision.setting.slow

@@ -164,8 +164,13 @@ def first_setting(rule: Rule) -> Setting:
     return Setting(memory, _multiple(rule.slow, memory) if rule.slow_auto else rule.slow)
 
 
-def decide(rule: Rule, setting: Setting, figures: Figures, *, early: int = 0, probe: bool = False) -> Decision | None:
+def decide(
+    rule: Rule, setting: Setting, figures: Figures, *, step: int = 0, early: int = 0, probe: bool = False
+) -> Decision | None:
     """Return other intervals when the figures call for them; after only `early` snapshots when they cry for them.
+
+    `step` is the one that has just ended. What is widened past the end of the run would never be looked at again, and
+    a bad moment would cost all checkpoints of the rest: then one more snapshot is made in the middle of that.
 
     A `probe` is one of the few snapshots that a wide interval has. It may narrow that by `PROBE_TIMES` at most and
     never widen it, and the next one is looked at again: if it was wrong, it has cost one more snapshot.
@@ -174,7 +179,7 @@ def decide(rule: Rule, setting: Setting, figures: Figures, *, early: int = 0, pr
         return None
     if early in SPENT_SNAPSHOTS and not _spends_all(rule, setting, figures):
         return None
-    snapshots = _snapshots(rule, setting, figures)
+    snapshots = _within_the_rest(_snapshots(rule, setting, figures), rule, setting, step)
     if probe:
         if snapshots >= setting.snapshots:
             return None
@@ -216,6 +221,15 @@ def _snapshots(rule: Rule, setting: Setting, figures: Figures) -> int:
         return min(_reaching(max(wanted, least), rule), max(current, rule.max_steps))
     narrow = _reaching(max(least, _affordable(figures.snapshot_s, NARROW_SHARE * budget * plain_s)), rule)
     return min(current, narrow)
+
+
+def _within_the_rest(wanted: int, rule: Rule, setting: Setting, step: int) -> int:
+    """Return `wanted`, or less if no multiple of it is left in a rest of the run that is worth another look."""
+    left = rule.max_steps - step
+    falls_in = (step // wanted + 1) * wanted < rule.max_steps
+    if wanted <= setting.snapshots or left <= PROBE_STEPS or falls_in or rule.budget == 0:
+        return wanted
+    return max(setting.snapshots, step + left // 2)
 
 
 def _breaks(rule: Rule, setting: Setting, figures: Figures) -> bool:
@@ -374,7 +388,7 @@ class Window:
         return _excess(self.drains, lambda sample: sample.draining, lambda sample: sample.copied)
 
     def restart(self) -> None:
-        """Begin the next window."""
+        """Begin the next window: after a full one, or with other intervals."""
         if len(self.drains) >= KEPT_SAMPLES or self._drain_excess() is not None:
             self.drains = []
         self.samples, self.waits, self.steps, self.snapshots, self.looked_probe = [], [], 0, 0, 0

@@ -35,44 +35,39 @@ def tier_intervals(known: Known) -> dict[str, Interval]:
         if tier.every != "auto":
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
         elif isinstance(tier, MemoryTier):
-            every[tier.type] = _auto_memory(known, _place(known, position))
+            every[tier.type] = _auto_memory(known, _place(known, tier))
         elif isinstance(tier, PeerTier):
-            every[tier.type] = _auto_peer(known, every["memory"].steps)
+            every[tier.type] = _auto_peer(known, _place(known, tier, every["memory"].steps))
         else:  # filled from memory or disk, whatever other nodes have
             before = {kind: interval for kind, interval in every.items() if kind != "peer"}
             source = next((interval.steps for interval in reversed(before.values())), 1)
-            every[tier.type] = _auto_slow(known, tier, before, _place(known, position, source))
+            every[tier.type] = _auto_slow(known, tier, before, _place(known, tier, source))
     return every
 
 
-def _place(known: Known, position: int, source: int = 1) -> Place:
-    tiers = known.spec.tiers
-    before = [tier.every == "auto" for tier in tiers[:position] if not isinstance(tier, PeerTier)]
-    after = [tier.every == "auto" for tier in tiers[position + 1 :] if not isinstance(tier, PeerTier)]
-    return Place(
-        known.spec.max_steps,
-        source,
-        _divides(known, position),
-        follows_auto=before[-1:] == [True],
-        before_auto=after[:1] == [True],
-    )
+def _place(known: Known, tier: TierSpec, source: int = 1) -> Place:
+    """Return what the interval of a tier must fit in with: `source` of the tier that it is filled from, and the rest.
 
-
-def _divides(known: Known, position: int) -> int | None:
-    """Return what the interval of a tier must divide: given ones after it, and steps to be kept for good from it on.
-
-    Those that no multiple of what is given before it divides are left alone.
+    It must divide given ones of tiers that are filled from it, and steps to be kept for good from it on, except those
+    that no multiple of what is given before it divides.
     """
-    wanted: list[int] = []
-    chain = [tier for tier in known.spec.tiers[:position] if not isinstance(tier, PeerTier)]
-    given = next((tier.every for tier in reversed(chain) if tier.every != "auto"), 1)
-    for index, tier in enumerate(known.spec.tiers[position:]):
-        if index and tier.every != "auto" and not isinstance(tier, PeerTier):
-            wanted.append(tier.every)
-        if isinstance(tier, SlowTier) and tier.keep_every is not None:
-            wanted.append(tier.keep_every)
-    reached = [steps for steps in wanted if steps <= known.spec.max_steps and steps % given == 0]
-    return math.gcd(*reached) if reached else None
+    spec, peer = known.spec, known.spec.peer_tier
+    tiers = [other for other in spec.tiers if other is tier or not isinstance(other, PeerTier)]
+    position = tiers.index(tier)
+    if tier is peer:  # nothing is filled from it
+        del tiers[position + 1 :]
+    after = tiers[position + 1 : position + 2] + ([peer] if peer is not None and isinstance(tier, MemoryTier) else [])
+    given = next((other.every for other in reversed(tiers[:position]) if other.every != "auto"), 1)
+    wanted = [other.every for other in tiers[position + 1 :] if other.every != "auto"]
+    wanted += [other.keep_every for other in tiers[position:] if isinstance(other, SlowTier) and other.keep_every]
+    reached = [steps for steps in wanted if steps <= spec.max_steps and steps % given == 0]
+    return Place(
+        spec.max_steps,
+        source,
+        math.gcd(*reached) if reached else None,
+        follows_auto=position > 0 and tiers[position - 1].every == "auto",
+        before_auto=any(other.every == "auto" for other in after),
+    )
 
 
 def _auto_memory(known: Known, place: Place) -> Interval:
@@ -84,17 +79,18 @@ def _auto_memory(known: Known, place: Place) -> Interval:
     return intervals.memory_every(known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, place)
 
 
-def _auto_peer(known: Known, snapshots: int) -> Interval:
+def _auto_peer(known: Known, place: Place) -> Interval:
     """Return the peer tier's interval: the shortest in which the copies are with all peers; untimed, each snapshot."""
-    costs, step_s = known.costs, known.step_s
+    costs, step_s, snapshots = known.costs, known.step_s, place.source_every
     if costs is None or step_s is None:
         return Interval(snapshots, intervals.UNTIMED)
-    steps = max(1, math.ceil(costs.slow_s("peer") / (snapshots * step_s))) * snapshots
-    left_s = known.spec.checkpoint.max_overhead * step_s - costs.snapshot_s / snapshots  # of each step
-    allowed = math.ceil(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s) / snapshots) * snapshots
-    allowed = min(allowed, known.spec.max_steps // intervals.LEAST_PER_RUN // snapshots * snapshots)
-    why = intervals.BUDGET if allowed > steps else intervals.SUSTAINED
-    reached = min(max(steps, allowed), max(snapshots, known.spec.max_steps))
+    sustained = math.ceil(min(costs.slow_s("peer") / step_s, intervals.NEVER))
+    least_every = 1 if place.follows_auto else snapshots
+    left_s = known.spec.checkpoint.max_overhead * step_s - costs.snapshot_s / least_every  # of each step
+    allowed = math.ceil(min(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s), intervals.NEVER))
+    allowed = min(allowed, known.spec.max_steps // intervals.LEAST_PER_RUN)
+    reached = place.next(max(sustained, allowed))
+    why = intervals.BUDGET if allowed > sustained else intervals.SUSTAINED
     return Interval(reached, intervals.WITH_SNAPSHOT if reached == snapshots else why)
 
 

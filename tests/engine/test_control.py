@@ -91,7 +91,7 @@ class Loop:
 
 def spec_with(**changes: Any) -> Spec:
     tiers = [{"type": "memory", "every": 1}, {"type": "disk", "every": 4}]
-    return job_spec(max_steps=STEPS, **{"tiers": tiers, "checkpoint": {"max_overhead": 0.005}, **changes})
+    return job_spec(**{"max_steps": STEPS, "tiers": tiers, "checkpoint": {"max_overhead": 0.005}, **changes})
 
 
 def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: Path, memory: MemoryDir) -> None:
@@ -124,9 +124,9 @@ def test_a_restart_goes_on_with_what_was_settled_on(tmp_path: Path, memory: Memo
 
 
 def test_windows_get_shares_as_long_as_they_are(tmp_path: Path, memory: MemoryDir) -> None:
-    loop = Loop(tmp_path / "run", memory, spec_with(checkpoint={"max_overhead": 1.0}), Slowed())
+    loop = Loop(tmp_path / "run", memory, spec_with(max_steps=4 * STEPS, checkpoint={"max_overhead": 1.0}), Slowed())
     loop.snapshots.set_pace(Pace(2**20, 0, 2**20))
-    loop.train(STEPS)
+    loop.train(4 * STEPS)
     event = loop.adjusted("pace")[0]
     assert event["pace"]["from"] == {"forward_bytes": 2**20, "backward_bytes": 0, "slice_bytes": 2**20}
     assert loop.snapshots.copier.slice_bytes == loop.snapshots.pace.slice_bytes < 2**20

@@ -74,12 +74,13 @@ class Run:
         probe = not early and self.window.probe()
         if not (early or probe or self.window.full):
             return
-        decision = decide(self.rule, self.setting, self.window.figures(), early=early, probe=probe)
+        full = self.window.full
+        decision = decide(self.rule, self.setting, self.window.figures(), step=step, early=early, probe=probe)
         if decision is not None:
             self.setting = decision.setting
             self.settings.append((step, decision.setting))
             self.reasons.append(decision.reason)
-        if not early and (decision is not None or not probe):
+        if decision is not None or full:
             self.window.restart()
 
     @property
@@ -124,11 +125,23 @@ def test_very_high_costs_are_acted_on_after_a_few_snapshots() -> None:
 
 @pytest.mark.parametrize("planned", [1, 22])
 @pytest.mark.parametrize("wait_s", [0.3, 3.0])
-def test_a_short_run_spends_no_more_than_its_budget_and_one_snapshot(planned: int, wait_s: float) -> None:
+def test_a_short_run_spends_no_more_than_its_budget_and_two_snapshots(planned: int, wait_s: float) -> None:
     given = Rule(0.005, 220, planned, True, planned, True)
     run = Machine(step_s=0.285, noise=0.02, wait_s=wait_s).run(given, 220)
-    assert run.waited_s <= 0.005 * run.total_s + wait_s
+    assert run.waited_s <= 0.005 * run.total_s + 2 * wait_s
     assert run.setting.memory >= 110
+
+
+@pytest.mark.parametrize("steps", [220, 1000])
+@pytest.mark.parametrize("wait_s", [3.0, 30.0])
+def test_one_dear_snapshot_does_not_cost_the_rest_of_a_run_its_checkpoints(steps: int, wait_s: float) -> None:
+    given = Rule(0.005, steps, 1, True, 10, True)
+    run = Machine(step_s=0.1, noise=0.02, wait_s=wait_s, bad_steps=WARM_UP_STEPS + 1).run(given, steps)
+    assert max(setting.memory for _, setting in run.settings) > steps // 3, "it was widened"
+    assert run.stored > 3
+    assert run.setting.memory <= steps // PROBE_TIMES
+    dear = Machine(step_s=0.1, noise=0.02, wait_s=wait_s).run(given, steps)
+    assert dear.stored <= 3, "and one that stays dear is made once more"
 
 
 def test_one_dear_snapshot_does_not_widen_an_interval_that_is_given_nor_one_of_a_long_run() -> None:
