@@ -27,7 +27,7 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; talk goes to stderr.")]
 
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the job (cluster.nodes).")]
+Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N|MIN:MAX", help="Nodes of the job (cluster.nodes).")]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.")]
 Rendezvous = Annotated[
     str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: an address of node 0.")
@@ -121,7 +121,7 @@ def run(
     raise typer.Exit(work(spec, words, as_json, node_rank, token_file))
 
 
-def _cluster(nodes: int | None, rendezvous: str | None) -> list[str]:
+def _cluster(nodes: str | None, rendezvous: str | None) -> list[str]:
     """What the options say, as overrides of the spec."""
     wanted = [f"cluster.nodes={nodes}"] if nodes is not None else []
     return [*wanted, *([f"cluster.rendezvous={rendezvous!r}"] if rendezvous is not None else [])]
@@ -267,7 +267,7 @@ def launch(
     spec: SpecPath,
     to: Annotated[Starter, typer.Option("--to", help="What starts it.")],
     overrides: Overrides = None,
-    nodes: Nodes = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the job (cluster.nodes).")] = None,
     time: Annotated[str | None, typer.Option("--time", help="slurm: longest time, as sbatch takes it.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", help="slurm: where it runs.")] = None,
     gpus_per_node: Annotated[

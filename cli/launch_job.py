@@ -50,7 +50,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """Nodes of the job."""
-        return self.wanted.nodes or self.spec.cluster.nodes
+        return self.wanted.nodes or int(self.spec.cluster.nodes)
 
     @property
     def gpus(self) -> int:

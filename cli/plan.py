@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..planners.plan import Plan, make_plan
+from ..planners.elastic import elastic_plan
+from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.load import load_spec
 from ..specs.models import Spec
@@ -23,7 +24,7 @@ def plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool)
 def _plan(spec_path: str, overrides: Sequence[str], as_json: bool, profile: bool) -> int:
     spec = load_spec(spec_path, overrides)
     if not profile:
-        return show(make_plan(spec, this_machine(spec)), as_json)
+        return show(elastic_plan(spec, this_machine(spec)), as_json)
     return _profiled(spec, Path(spec_path).parent, as_json)
 
 
@@ -55,9 +56,9 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
     import_paths = (str(Path.cwd()), str(spec_folder.resolve()))
     add_import_paths(*import_paths)
     try:
-        parameters, cuts, measured = profile(spec, import_paths)
+        parameters, cuts, measured = profile(spec.largest, import_paths)
     except (UserCodeError, DataError) as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error
-    return show(make_plan(spec, this_machine(spec, look=False), measured, parameters, cuts), as_json)
+    return show(elastic_plan(spec, this_machine(spec, look=False), measured, parameters, cuts), as_json)

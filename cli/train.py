@@ -95,7 +95,7 @@ def train(
     with ExitStack() as stack:
         host = stack.enter_context(_rendezvous(run, spec, seal))
         nursery = stack.enter_context(nursery_of(spec))
-        plan = plan_of(spec, import_paths)
+        plan = plan_of(spec.largest, import_paths)
         plan = plan if start.fresh else _going_on(run, plan)
         memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=start.fresh))
         from ..engine.launch import Launcher
@@ -104,10 +104,13 @@ def train(
         keep_former(run, start.former)
         write_down(run, spec, plan)
         append_event(run.events, "planned", None, used + 1, source=plan.source)
-        _announce(console, run, spec, plan, start)
+        _announce(console, run, spec.largest, plan, start)
         run_id = str(info["run_id"])
         team = _team(host, run, spec, plan, memory, run_id, used, start) if host else None
-        launcher = Launcher(run, spec, plan, memory, run_id, import_paths, used, nursery, team)
+        launcher = Launcher(
+            run, spec, plan, memory, run_id, import_paths, used, nursery, team,
+            lambda resized: plan_of(resized, import_paths),
+        )  # fmt: skip
         return _watch(run, spec, plan, lambda: launcher.drive(start.candidates, start.skipped), console, as_json)
 
 
@@ -166,6 +169,8 @@ def _team(
 def ranks_of(spec: Spec, node: int) -> tuple[int, ...] | None:
     """The ranks of a node; None for all of a run on one node."""
     workers = spec.cluster.workers_per_node
+    if spec.cluster.nodes.elastic:
+        return ()  # known with each attempt; until then every snapshot counts of which it has any part
     return tuple(range(node * workers, (node + 1) * workers)) if spec.cluster.nodes > 1 else None
 
 

@@ -31,6 +31,7 @@ def validate(spec_path: str, overrides: list[str], as_json: bool) -> int:
 def summary(spec: Spec) -> str:
     """Describe a job in one line: name, model, world size, micro-batches, tiers."""
     model = spec.model
+    spec = spec.largest
     what = (
         f"gpt ({model.n_layers} layers, d_model {model.d_model})"
         if isinstance(model, GptModel)

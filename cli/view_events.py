@@ -61,6 +61,7 @@ class Narrator:
             "warning": self._warning,
             "waiting": self._waiting,
             "joined": self._joined,
+            "resized": self._resized,
             "preempted": self._preempted,
         }
 
@@ -177,6 +178,10 @@ class Narrator:
 
     def _waiting(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         return [Note("info", _one_line(record.get("detail")))]
+
+    def _resized(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
+        before, now = integer(record, "before"), integer(record, "nodes")
+        return [Note("info", f"going on with {plural(now, 'node')} (was {before})")] if now is not None else []
 
     def _joined(self, record: Mapping[str, Any], state: RunState) -> list[Note]:
         return self._few("info", f"node {record.get('node')} joined ({_one_line(record.get('host'))})", record)

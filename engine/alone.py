@@ -41,15 +41,22 @@ class Verdict:
 class Alone(Elsewhere):
     """A run on one node has nobody to agree with."""
 
-    nodes = 1
     must_go_on = False
     """Where nothing is to go on from that is a failure: the run must not begin again at step 0."""
+    elastic = False
+    roster: tuple[int, ...] = (0,)
+    """The nodes of the attempt, in the order of their ranks."""
     highest = 0
     """Highest attempt number that other nodes know of."""
 
     def __init__(self, memory: MemoryDir) -> None:
         """Speak for the snapshots of this node."""
         self.memory = memory
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes take part."""
+        return len(self.roster)
 
     def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """Wait for all nodes; what all of them can go on from. Raises NodeMissing, Interrupted."""
@@ -58,6 +65,14 @@ class Alone(Elsewhere):
     def begin(self, attempt: int, candidates: Sequence[Candidate], skipped: Skipped, plan: dict[str, Any]) -> Seat:
         """Have the other nodes start their workers."""
         return ALONE
+
+    def node_of(self, rank: int) -> int:
+        """The node that has a rank in this attempt."""
+        return 0
+
+    def has_more(self) -> bool:
+        """Tell whether an elastic run could go on with more nodes than it has."""
+        return False
 
     def tick(self) -> bool:
         """Look after the others while the workers run; True: end those of this node, the attempt is over elsewhere."""

@@ -27,6 +27,8 @@ class Job:
     candidates: tuple[Candidate, ...]
     skipped: tuple[dict[str, Any], ...] = ()
     node: int = 0
+    nodes: int = 1
+    """Of this attempt."""
 
     @property
     def run(self) -> RunDir:

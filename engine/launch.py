@@ -7,15 +7,18 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import DONE_STEP, end_group, read_heartbeats
 from ..tiers.journal import take_notes
-from ..tiers.jsonfile import Unreadable, append_event, read, read_lines
+from ..tiers.jsonfile import Unreadable, append_event, dumps, read, read_lines
+from ..tiers.jsonfile import replace as write
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir, follow_folder
 from ..tiers.places import place_of, slow_tiers
@@ -42,11 +45,14 @@ class Launcher:
     def __init__(
         self, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, import_paths: tuple[str, ...],
         attempts_used: int, nursery: NurseryProcess | None = None, team: Alone | None = None,
+        replan: Callable[[Spec], Plan] | None = None,
     ) -> None:  # fmt: skip
         """Prepare; nothing is started yet. `attempts_used`: the highest attempt number that is taken.
 
-        Without a nursery every worker imports everything itself. `team`: the other nodes, if there are any.
+        Without a nursery every worker imports everything itself. `team`: the other nodes, if there are any. `replan`
+        makes the plan for another number of nodes, where that may change.
         """
+        self.base, self.replan = spec, replan
         self.run, self.spec, self.plan, self.memory, self.run_id = run, spec, plan, memory, run_id
         self.team = team or Alone(memory)
         self.signals = StopSignals()
@@ -59,6 +65,10 @@ class Launcher:
         self.beyond = Carrier(memory, self.tiers, self.drainer, self.team)
         self.tier_failed = self.folder_gone = False
         """Why the launcher itself has asked the workers to stop."""
+        self.seats: tuple[int, ...] = () if self.team.elastic else self.team.roster
+        self.stopped_to_grow: Result | None = None
+        self.growing = False
+        """Whether the workers were asked to stop for the sake of nodes that have come."""
         self.attempt, self.attempts_used = 0, attempts_used
         self.started = time.monotonic()
         self.step_reached = 0
@@ -76,7 +86,8 @@ class Launcher:
                 self.step_reached = candidates[0].version.step if candidates else 0
                 shutil.rmtree(self.run.spool, ignore_errors=True)
                 self.memory.forget_taken_over()
-                self.drainer.start()
+                if self.seats:
+                    self.drainer.start()
                 return self._attempts(candidates, skipped)
             except Interrupted as stop:
                 return self._stopped(stop.number)
@@ -103,6 +114,8 @@ class Launcher:
             if had and not candidates:
                 self._warn(f"beginning again at step 0: {_nothing_for_all(skipped)}")
             self.attempt = self.run.next_attempt(max(self.attempts_used, self.team.highest))
+            if self.seats != self.team.roster:
+                self._take_seats()
             first = first or self.attempt
             verdict = self._one_attempt(candidates, skipped)
             ended = verdict.report.ended
@@ -112,7 +125,12 @@ class Launcher:
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
             if result is not None and _is_done(verdict, stored=bool(self.spec.tiers)):
-                return self._ended(result)
+                if not (self.growing and result.preempted):
+                    return self._ended(result)
+                self._made_progress()
+                self.stopped_to_grow = result
+                candidates, skipped = self._candidates_again(base, first)
+                continue
             fault = _fault(verdict, self.spec.world_size)
             budget.count(progress=self._made_progress())
             given_up = budget.why_no_restart(fault)
@@ -121,7 +139,36 @@ class Launcher:
                 return self._failed(fault, given_up)
             candidates, skipped = self._candidates_again(base, first)
 
+    def _take_seats(self) -> None:
+        """Nodes have come or gone: what depends on their number and places is made anew."""
+        assert self.replan is not None
+        before, self.seats = self.seats, self.team.roster
+        self.spec = self.base.at(self.team.nodes)
+        self.plan = self.replan(self.spec)
+        write(self.run.plan, dumps(self.plan.to_json()))
+        workers = self.spec.cluster.workers_per_node
+        self.memory = replace(self.memory, ranks=tuple(range(workers)), world=self.spec.world_size)
+        self.memory.settle(())  # nobody carries shards of another world size on
+        self.team.memory = self.shifts.memory = self.beyond.memory = self.memory
+        self.shifts.spec = self.spec
+        self.drainer.stop(timeout_s=0.0)
+        self.drainer.job = drain_job(self.spec, self.plan, self.run, self.memory, self.run_id)
+        self.drainer.start()
+        if before:
+            stopped, self.stopped_to_grow = self.stopped_to_grow, None
+            self._event(
+                "resized", step=self.step_reached, nodes=len(self.seats), before=len(before), names=list(self.seats),
+                world=self.spec.world_size, state_digest=stopped.state_digest if stopped is not None else None,
+            )  # fmt: skip
+
+    def _is_training(self) -> bool:
+        """Tell whether every rank of this node makes steps: before that a stop signal would end it at once."""
+        beats = read_heartbeats(self.memory)
+        at_work = [beat for beat in beats if 0 < beat.step < DONE_STEP]
+        return len(at_work) == len(beats) == self.spec.cluster.workers_per_node
+
     def _tell_fault(self, fault: Fault, budget: RestartBudget, *, restarting: bool) -> None:
+        several = self.base.cluster.nodes > 1
         self._event(
             "fault",
             step=self.at_work.get(fault.rank or 0, self.step_reached),
@@ -132,11 +179,12 @@ class Launcher:
             restarting=restarting,
             restart=budget.failures,
             max_restarts=budget.allowed,
-            **({"node": fault.node_of(self.spec)} if self.spec.cluster.nodes > 1 else {}),
+            **({"node": fault.node if fault.rank is None else self.team.node_of(fault.rank)} if several else {}),
         )
 
     def _one_attempt(self, candidates: list[Candidate], skipped: list[dict[str, Any]]) -> Verdict:
         """Run the workers once, on all nodes; what they leave behind is cleaned up before this returns."""
+        self.growing = False
         self._event("attempt", world=self.spec.world_size, nodes=self.spec.cluster.nodes)
         seat = self.team.begin(self.attempt, candidates, skipped, self._plan_of_now())
         try:
@@ -161,6 +209,8 @@ class Launcher:
         if self.spec.memory_tier is None:
             self._wait_for_drain()
         memory = self.memory if self.spec.memory_tier is not None else None
+        if memory is not None and self.team.elastic:  # the other shards may be on other nodes: `muster` will tell
+            memory = replace(memory, ranks=(), world=None)
         found = find(memory, self.tiers)
         for words in found.unreachable:
             self._event("warning", detail=words)
@@ -280,6 +330,10 @@ class Launcher:
         self._pass_on_notes()
         if self.team.tick():
             self.shifts.cut()
+        if not self.growing and self.team.has_more() and self._is_training():
+            self.growing = True
+            for beat in read_heartbeats(self.memory):
+                os.kill(beat.pid, signal.SIGTERM)
         if self.folder.is_gone():
             if not self.folder_gone:
                 self.folder_gone = True
@@ -346,14 +400,17 @@ class Launcher:
         append_event(self.run.events, event, step, self.attempt, **details)
 
 
-def drain_job(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir, run_id: str) -> DrainJob:
-    """What this node's drainer is told."""
+def drain_job(spec: Spec, plan: Plan, run: RunDir, memory: MemoryDir, run_id: str, seat: int | None = None) -> DrainJob:
+    """What this node's drainer is told; `seat`: its place among the nodes, where that is not its number."""
     every = {tier.type: tier.every for tier in plan.tiers}
     tiers = tuple(
         TierJob(place_of(tier, run), tier.keep, tier.keep_every, every[tier.type], tier.on_failure)
         for tier in spec.slow_tiers
     )
-    return DrainJob(str(run.root), str(memory.path), run_id, tiers, memory.ranks, run.node, spec.cluster.nodes)
+    return DrainJob(
+        str(run.root), str(memory.path), run_id, tiers, memory.ranks, run.node, int(spec.cluster.nodes), seat=seat,
+        world=memory.world,
+    )  # fmt: skip
 
 
 def _nothing_for_all(passed: list[dict[str, Any]]) -> str:

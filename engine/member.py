@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
 
-from ..planners.plan import Plan
+from ..planners.plan import Plan, plan_from_json
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.agree import look, versions_from
@@ -64,6 +64,10 @@ class Member:
         job = drain_job(spec, plan, run, memory, run_id)
         self.drainer = DrainerProcess(run, job, patience_s, self._stop_for_tier)
         self.peers = peers_of(run, spec, plan, memory, run_id, line.seal)
+        self.base, self.seat = spec, (run.node, int(spec.cluster.nodes))
+        """Its place among so many nodes."""
+        if spec.cluster.nodes.elastic:
+            self.seat = (0, 0)
         self.attempt = 0
         self._over_since: float | None = None
         self._grace_s = GRACE_S
@@ -76,7 +80,8 @@ class Member:
         """Work until node 0 says that the run is over. Raises GivenUp."""
         with self.signals:
             try:
-                self.drainer.start()
+                if all(self.seat):
+                    self.drainer.start()
                 self.line.post({"kind": "ready"})
                 return self._serve()
             except HostLost as lost:
@@ -164,21 +169,35 @@ class Member:
     def _work(self, message: Message) -> None:
         self._close_doors()
         self.attempt = int(message["number"])
+        seat = (int(message["seat"]), int(message["nodes"]))
+        if seat != self.seat:
+            self._take_seat(*seat, plan_from_json(message["plan"]))
         self.memory.settle(versions_from(message["drain"]))
         self.run.take_part(self.attempt)
         replace(self.run.plan, dumps(message["plan"]))
         self._over_since, self._grace_s = None, GRACE_S
         endpoint = self.line.endpoint
-        seat = Seat(self.run.node, self.spec.cluster.nodes, endpoint.host, int(message["port"]), *self._interfaces())
+        place = Seat(*self.seat, endpoint.host, int(message["port"]), *self._interfaces())
         candidates = [self._as_seen_here(candidate_from_json(one)) for one in message["candidates"]]
         self.peers.tell(self.attempt, message["peer"])
         self.say(f"attempt {self.attempt}: {_from(candidates)}")
-        report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=seat)
+        report = self.shifts.work(self.attempt, candidates, tuple(message["skipped"]), watch=self._watch, seat=place)
         self._pass_on_notes()
         self.line.post({"kind": "ended", "attempt": self.attempt, **report.to_json()})
         number = report.ended.signal_number
         if number is not None:
             self._pass_on(number)
+
+    def _take_seat(self, seat: int, nodes: int, plan: Plan) -> None:
+        """Nodes have come or gone: what depends on their number and on this one's place is made anew."""
+        self.seat, self.spec = (seat, nodes), self.base.at(nodes)
+        workers = self.spec.cluster.workers_per_node
+        ranks = tuple(range(seat * workers, (seat + 1) * workers))
+        self.memory = replace_fields(self.memory, ranks=ranks, world=self.spec.world_size)
+        self.shifts.memory, self.shifts.spec = self.memory, self.spec
+        self.drainer.stop(timeout_s=0.0)
+        self.drainer.job = drain_job(self.spec, plan, self.run, self.memory, self.shifts.run_id, seat)
+        self.drainer.start()
 
     def _interfaces(self) -> tuple[str, str]:
         return interfaces(self.spec, interface_of(self.line.address) or LOOPBACK)

@@ -48,7 +48,7 @@ def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
         return
     replicas = spec.peer_tier.replicas if spec.peer_tier is not None else 0
     slots = SLOTS + (PEER_SLOTS + REPLICA_SLOTS * replicas if replicas else 0)
-    needed = slots * plan.model.state_bytes // spec.cluster.nodes
+    needed = slots * plan.model.state_bytes // min(spec.usable_nodes)
     held = sum(file.stat().st_blocks * 512 for file in memory.path.rglob("*")) if memory.path.is_dir() else 0
     free = shutil.disk_usage(TMPFS).free + held
     if needed > free:

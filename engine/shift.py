@@ -84,7 +84,7 @@ class Shifts:
         self.memory.forget_copies(candidates[0].version if candidates else None, self.spec.world_size)
         job = Job(
             str(self.run.root), str(self.memory.path), self.run_id, attempt, self.import_paths,
-            tuple(candidates), tuple(skipped), self.run.node,
+            tuple(candidates), tuple(skipped), self.run.node, self.spec.cluster.nodes,
         ).write()  # fmt: skip
         self._cut = False
         timeout_s = self.spec.cluster.heartbeat_timeout

@@ -63,7 +63,13 @@ class Team(Alone):
         """Speak through `host`. `tell` writes an event; `welcome` is what a node that joins is told."""
         super().__init__(memory)
         self.host, self.spec, self.tiers, self.mine, self.welcome, self.tell = host, spec, tiers, mine, welcome, tell
-        self.nodes, self.peers, self.must_go_on = spec.cluster.nodes, peers, must_go_on
+        self.peers, self.must_go_on = peers, must_go_on
+        self.most = int(spec.cluster.nodes)
+        self.usable = spec.usable_nodes
+        self.elastic = spec.cluster.nodes.elastic
+        self.roster = () if self.elastic else tuple(range(self.most))
+        self._enough_since: float | None = None
+        self._more_since: float | None = None
         self.mates: dict[int, Mate] = {}
         self.held: dict[int, Held] = {}
         self._answers: dict[int, Held] = {}
@@ -82,6 +88,7 @@ class Team(Alone):
         self._twins: dict[int, tuple[Mate, float]] = {}
         """Who has come, and when, by node."""
         self._begun = False
+        self._same_seats = not self.elastic
         self._lock = threading.Lock()
 
     # -- joining and deciding -------------------------------------------------------------------------------------
@@ -89,17 +96,39 @@ class Team(Alone):
     def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """As `Alone.muster`."""
         self._attempt = None
-        deadline = time.monotonic() + self.spec.cluster.rejoin_timeout
+        self._enough_since = self._more_since = None
+        deadline, before = time.monotonic() + self.spec.cluster.rejoin_timeout, self.roster
         while True:
             self._wait_for_all(deadline)
+            self.roster = self._seats()
             if self._ask(ASK_S) and self._reach_each_other():
                 break
-        self.memory.settle(to_drain(self.held, self.nodes))
+        self._same_seats = self.roster == before
+        self.memory.settle(self._to_drain())
         self.highest = max(self.highest, *(held.highest for held in self.held.values()))
         if self.must_go_on and not self._begun:  # this node may have lost what the others have
             candidates = with_memory_of_all(candidates, self.held, self.memory)
         chosen, passed = agreed(candidates, self.held)
         return chosen, [*skipped, *passed]
+
+    def _seats(self) -> tuple[int, ...]:
+        """The nodes for the next attempt: of those that are there as many as can be used, the former ones first."""
+        if not self.elastic:
+            return self.roster
+        there = sorted({0, *self._alive()}, key=lambda node: (node != 0, node not in self.roster, node))
+        return tuple(sorted(there[: self._count(len(there))]))
+
+    def _count(self, there: int) -> int:
+        """The largest number of nodes that can be used of so many; 0 if none."""
+        return max((nodes for nodes in self.usable if nodes <= there), default=0)
+
+    def _seated(self) -> dict[int, Held]:
+        """What the nodes of the attempt hold, by their place in it."""
+        return {seat: self.held[node] for seat, node in enumerate(self.roster) if node in self.held}
+
+    def _to_drain(self) -> frozenset[Version]:
+        """What all nodes carry to a slower tier; nothing after a change of nodes: it lies in the shards of others."""
+        return to_drain(self._seated(), self.nodes) if self._same_seats else frozenset()
 
     def _wait_for_all(self, deadline: float) -> None:
         told = time.monotonic() + 1.0
@@ -109,6 +138,8 @@ class Team(Alone):
             if self._stop is not None:
                 raise Interrupted(self._stop)
             now = time.monotonic()
+            if now > deadline and self._enough_since is not None:
+                return
             if now > deadline:
                 raise NodeMissing(self._why_missing(missing))
             if now > told:
@@ -118,7 +149,34 @@ class Team(Alone):
             self._handle()
 
     def _missing(self) -> list[int]:
-        return [node for node in range(1, self.nodes) if node not in self.mates or not self._is_ready(node)]
+        """Nodes that are waited for: all that are not there; of an elastic run only while it may not go on without."""
+        missing = [node for node in range(1, self.most) if node not in self.mates or not self._is_ready(node)]
+        there = self.most - len(missing)
+        if not self.elastic or not self._count(there):
+            self._enough_since = None
+            return missing
+        now = time.monotonic()
+        self._enough_since = now if self._enough_since is None else self._enough_since
+        waits = self._count(there) < self.usable[-1] and now - self._enough_since < self._patience_s(missing)
+        return missing if waits else []
+
+    def _patience_s(self, missing: Sequence[int]) -> float:
+        """How long enough nodes wait for more: at the beginning for a last call, later by the spec's policy."""
+        cluster = self.spec.cluster
+        if not self.roster:
+            return cluster.last_call
+        lost = set(self.roster) & set(missing)
+        return cluster.rejoin_timeout if lost and cluster.on_node_loss == "wait" else 0.0
+
+    def has_more(self) -> bool:
+        """As `Alone.has_more`."""
+        there = 1 + len(self._alive())
+        if not self.elastic or self._attempt is None or self._attempt.lost or self._count(there) <= self.nodes:
+            self._more_since = None
+            return False
+        now = time.monotonic()
+        self._more_since = now if self._more_since is None else self._more_since
+        return self._count(there) == self.usable[-1] or now - self._more_since > self.spec.cluster.last_call
 
     def _is_ready(self, node: int) -> bool:
         mate = self.mates[node]
@@ -137,22 +195,23 @@ class Team(Alone):
         self._question += 1
         self.held, self._answers = {0: look(self.memory, self.tiers)}, {}
         self.peers.heard(0, self.peers.door(lambda: self._interfaces()[1]))
-        self._tell_all({"kind": "ask", "question": self._question, "doors": self._words() != self._reached})
+        self._tell_all({"kind": "ask", "question": self._question, "doors": not self._words() <= self._reached})
         deadline = time.monotonic() + patience_s
         while self._alive() - self._answers.keys() and time.monotonic() < deadline:
             time.sleep(TURN_S)
             self._handle()
         self.held |= {node: held for node, held in self._answers.items() if node in self._alive()}
-        return self.held.keys() == set(range(self.nodes))
+        self.held = {node: held for node, held in self.held.items() if node in self.roster}
+        return self.held.keys() == set(self.roster)
 
     def _reach_each_other(self) -> bool:
         """Have every node try all others on both channels; False when one was lost meanwhile. Raises NodeMissing."""
         words = self._words()
-        if words == self._reached:
+        if words <= self._reached:
             return True
         mine = Doors(*self._interfaces())
         try:
-            doors = {0: mine.doors, **self._doors}
+            doors = {0: mine.doors, **{node: self._doors[node] for node in self._alive() & self._doors.keys()}}
             self._tried = {}
             told = {str(node): [door.to_json() for door in found] for node, found in doors.items()}
             self._tell_all({"kind": "reach", "doors": told})
@@ -166,13 +225,17 @@ class Team(Alone):
         problems += [line for _, lines in sorted(self._tried.items()) for line in lines]
         if problems:
             raise NodeMissing("\n".join(problems))
-        if self._tried.keys() != set(range(1, self.nodes)):
+        if not self._tried.keys() >= set(self.roster[1:]):
             return False
         self._reached = words
         return True
 
     def _words(self) -> set[str]:
-        return {mate.word for mate in self.mates.values()}
+        return {mate.word for mate in self.mates.values() if mate.dead is None}
+
+    def _at_work(self) -> set[int]:
+        """Nodes that are there and take part in the attempt."""
+        return self._alive() & set(self.roster)
 
     def _alive(self) -> set[int]:
         return {node for node, mate in self.mates.items() if mate.dead is None and mate.ready}
@@ -195,17 +258,22 @@ class Team(Alone):
             "candidates": [candidate.to_json() for candidate in candidates],
             "skipped": list(skipped),
             "plan": plan,
-            "drain": Held(memory=to_drain(self.held, self.nodes)).to_json()["memory"],
+            "drain": Held(memory=self._to_drain()).to_json()["memory"],
             "port": store.port,
+            "nodes": self.nodes,
             "peer": self.peers.directory(),
         }
         self.peers.tell(attempt, word["peer"])
-        self._tell_all(word)
+        for seat, node in enumerate(self.roster[1:], 1):
+            self.host.post(self.mates[node], {**word, "seat": seat})
+        self._same_seats = True
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 
     def _interfaces(self) -> tuple[str, str]:
         """Of both channels: the one by which the others are reached, never loopback where they are elsewhere."""
-        addresses = [str(mate.hello.get("address")) for mate in self.mates.values()]
+        addresses = [str(mate.hello.get("address")) for mate in self.mates.values() if mate.dead is None]
+        if not addresses:
+            return "", ""
         elsewhere = next((address for address in addresses if not is_loopback(address)), addresses[0])
         return interfaces(self.spec, interface_towards(elsewhere, self.host.port))
 
@@ -240,11 +308,11 @@ class Team(Alone):
         at_once = report.ended.signal_number == signal.SIGINT
         self._declare_over(attempt, 0.0 if at_once else GRACE_S)
         deadline = time.monotonic() + self.spec.cluster.shutdown_timeout + 2 * GRACE_S
-        while self._alive() - attempt.reports.keys():
+        while self._at_work() - attempt.reports.keys():
             time.sleep(TURN_S)
             self._handle()
             if time.monotonic() > deadline:
-                for node in self._alive() - attempt.reports.keys():
+                for node in self._at_work() - attempt.reports.keys():
                     self._give_up(self.mates[node], "its workers ran on after the attempt was over")
         return Verdict(self._put_together(attempt), attempt.lost)
 
@@ -263,7 +331,7 @@ class Team(Alone):
     def sights(self) -> list[Sight] | None:
         """As `Elsewhere.sights`."""
         attempt, found = self._attempt, []
-        for mate in self.mates.values():
+        for mate in [self.mates[node] for node in self.roster[1:]]:
             told = mate.life.sign
             if attempt is None or mate.life.silent_s > STALE_S or told.get("attempt") != attempt.number:
                 return None
@@ -272,11 +340,15 @@ class Team(Alone):
 
     def end_rank(self, rank: int) -> bool:
         """As `Elsewhere.end_rank`."""
-        node = rank // self.spec.cluster.workers_per_node
+        node = self.node_of(rank)
         if node == 0:
             return False
         self.host.post(self.mates[node], {"kind": "stuck", "rank": rank})
         return True
+
+    def node_of(self, rank: int) -> int:
+        """As `Alone.node_of`."""
+        return self.roster[rank // self.spec.cluster.workers_per_node]
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -284,8 +356,8 @@ class Team(Alone):
         """As `Alone.newest`."""
         self.peers.stop()
         self._ask(patience_s)
-        self.memory.settle(to_drain(self.held, self.nodes))
-        return newest(self.held, self.nodes)
+        self.memory.settle(self._to_drain())
+        return newest(self._seated(), self.nodes)
 
     def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
         """As `Alone.carry`."""
@@ -294,7 +366,7 @@ class Team(Alone):
             {
                 "kind": "carry",
                 "version": [version.attempt, version.step] if version is not None else None,
-                "drain": Held(memory=to_drain(self.held, self.nodes)).to_json()["memory"],
+                "drain": Held(memory=self._to_drain()).to_json()["memory"],
                 "timeout_s": timeout_s,
             }
         )
@@ -302,7 +374,7 @@ class Team(Alone):
     def carried(self) -> None:
         """As `Alone.carried`: what the others do takes no longer than what we have done ourselves."""
         deadline = time.monotonic() + FAREWELL_S
-        while self._alive() - self._carried and time.monotonic() < deadline:
+        while self._at_work() - self._carried and time.monotonic() < deadline:
             time.sleep(TURN_S)
             self._handle()
 
@@ -332,7 +404,9 @@ class Team(Alone):
     def _give_up(self, mate: Mate, why: str) -> None:
         mate.dead = why
         self.host.post(mate, {"kind": "dead", "detail": f"node 0 has given this node up: it {why}"})
-        if self._attempt is not None and self._attempt.lost is None and mate.node not in self._attempt.reports:
+        if mate.node not in self.roster:
+            self.tell("warning", detail=f"{mate} {why}")
+        elif self._attempt is not None and self._attempt.lost is None and mate.node not in self._attempt.reports:
             self._attempt.lost = Lost(mate.node, f"{mate} {why}")
         elif self._attempt is None:
             self.tell("warning", detail=f"{mate} {why}")
@@ -373,7 +447,7 @@ class Team(Alone):
             self._give_up(mate, f"sent a message that is none ({error})")
 
     def _welcome(self, mate: Mate) -> None:
-        reason = refusal(self.mine, mate.hello, self.nodes)
+        reason = refusal(self.mine, mate.hello, self.most)
         if reason is not None:
             mate.dead = reason
             self._refused[mate.node] = reason

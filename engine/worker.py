@@ -58,7 +58,7 @@ class Worker:
         self.job = job
         self.run = job.run
         self.memory = MemoryDir(Path(job.memory_dir))
-        self.spec: Spec = spec_from_json(read(self.run.spec))
+        self.spec: Spec = spec_from_json(read(self.run.spec)).at(job.nodes)
         self.plan: Plan = plan_from_json(read(self.run.plan))
         self.spec_digest = spec_digest(self.spec)
         self.stop = stop

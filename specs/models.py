@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .block import Block
+from .nodes import NodeCount, Nodes, Shape, usable
 from .places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier, Tier
 from .shapes import Decoder, DecoderShape, DiffusionShape, EncoderShape
 from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, WholeNumber
@@ -234,8 +235,8 @@ class Hardware(Block):
 class Cluster(Block):
     """Where the job runs and how it is watched."""
 
-    nodes: PositiveInt = 1
-    """Number of nodes."""
+    nodes: Nodes = NodeCount(1)
+    """Number of nodes, or `MIN:MAX`: the run begins with MAX and goes on with as few as MIN."""
     workers_per_node: PositiveInt = 1
     """Worker processes per node (one per accelerator)."""
     nodes_per_zone: PositiveInt | None = None
@@ -252,6 +253,10 @@ class Cluster(Block):
     (Slurm, torchrun's variables); slurm: as Slurm says, and nowhere else."""
     rejoin_timeout: Seconds = 600.0
     """Longest wait for a node that has not come yet, or that died and is to be started again."""
+    last_call: Seconds = 30.0
+    """With `nodes: MIN:MAX`: how long the first MIN wait for more before they begin."""
+    on_node_loss: Literal["shrink", "wait"] = "shrink"
+    """With `nodes: MIN:MAX`: go on with the nodes that are left, or wait `rejoin_timeout` for the lost one first."""
     max_restarts: WholeNumber = 3
     """Restarts in a row without a finished step between them that are allowed."""
     heartbeat_timeout: Seconds = 10.0
@@ -308,6 +313,25 @@ class Spec(Block):
     def world_size(self) -> int:
         """Workers over all nodes."""
         return self.cluster.nodes * self.cluster.workers_per_node
+
+    @property
+    def usable_nodes(self) -> tuple[int, ...]:
+        """Numbers of nodes that the run can go on with, the smallest first; one unless it is elastic."""
+        degrees, training = self.strategy, self.training
+        shape = Shape(
+            self.cluster.workers_per_node, degrees.dp_shard, degrees.tp, degrees.pp, degrees.pp_schedule,
+            training.global_batch_size, training.micro_batch_size,
+        )  # fmt: skip
+        return tuple(usable(self.cluster.nodes, shape)) if self.cluster.nodes.elastic else (self.cluster.nodes,)
+
+    def at(self, nodes: int) -> Spec:
+        """The spec with this number of nodes, not elastic any more."""
+        return self.model_copy(update={"cluster": self.cluster.model_copy(update={"nodes": NodeCount(nodes)})})
+
+    @property
+    def largest(self) -> Spec:
+        """The spec with the most nodes that can be used."""
+        return self.at(max(self.usable_nodes)) if self.cluster.nodes.elastic else self
 
     @property
     def micro_batches(self) -> int:

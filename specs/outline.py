@@ -19,6 +19,7 @@ from .models import (
     RENDEZVOUS_PATTERN,
     Spec,
 )
+from .nodes import parse_nodes
 from .places import ENDPOINT_PATTERN, URL_PATTERN
 from .tree import KeyPath
 from .units import parse_bandwidth, parse_bytes, parse_flops, parse_fraction, parse_seconds
@@ -32,6 +33,7 @@ _UNITS: dict[Any, str] = {
     parse_flops: "a rate of operations above 0, like 400TFLOP/s",
     parse_seconds: "a time above 0, like 30s",
     parse_fraction: "a fraction from 0 to 1, like 1%",
+    parse_nodes: "a whole number of at least 1, or `MIN:MAX` like 2:4",
 }
 _PATTERNS = {
     ENTRY_PATTERN: "`module:callable`, like `zoo:mlp`",

@@ -231,9 +231,27 @@ def _is_part(fraction: object) -> bool:
         return True  # refused as it stands
 
 
+def _elastic(view: View) -> Iterator[Finding]:
+    """After a change of nodes the run goes on from its snapshots."""
+    count = view.nodes()
+    if count is None or not count.elastic:
+        return
+    if view.get("tiers") is not None and not any(kind == "memory" for _, kind in view.tiers()):
+        message = "a run whose number of nodes changes goes on from its snapshots, and there is no `memory` tier"
+        yield Finding(("cluster", "nodes"), message, "add `- {type: memory}`, or give one whole number")
+    peer = next((index for index, kind in view.tiers() if kind == "peer"), None)
+    if peer is not None:
+        message = "copies on other nodes are not yet supported where the number of nodes changes"
+        yield Finding(("tiers", peer, "type"), message, "remove the tier, or give one whole number of nodes")
+    given = view.whole("strategy", "dp_replicate")
+    if given is not None:
+        message = f"the number of nodes may change, so dp_replicate cannot stay {given}"
+        yield Finding(("strategy", "dp_replicate"), message, "leave it out: it is what the other degrees leave")
+
+
 _CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (
     *STRATEGY_CHECKS, _heads, _patches, _vocabulary, _warmup, _tier_order, _tier_intervals, _peer, _kept_for_good,
-    _object_options, _same_folder, _evaluation,
+    _object_options, _same_folder, _evaluation, _elastic,
 )  # fmt: skip
 
 

@@ -5,12 +5,10 @@ They are told apart from typing errors: each message says "not yet supported" an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from .tree import Finding, KeyPath, Keys, Node, Scalar, find
 
-_ELASTIC = re.compile(r"\s*\d+\s*(?::|\.\.|-)\s*\d+\s*")
 _DEGREES = {"cp": "context parallel", "ep": "expert parallel"}
 
 _DATASETS = (
@@ -56,12 +54,6 @@ def _strategy(root: Node) -> Iterator[Finding]:
             yield _refusal(("strategy", key), f"{name} (`{key}`)", works, at_key=True)
 
 
-def _cluster(root: Node) -> Iterator[Finding]:
-    nodes = _text(root, ("cluster", "nodes"))
-    if nodes is not None and _ELASTIC.fullmatch(nodes):
-        yield _refusal(("cluster", "nodes"), "an elastic number of nodes", "one whole number works today")
-
-
 def planned(root: Node) -> list[Finding]:
     """Find everything in a spec that is planned but not built."""
-    return [finding for look in (_choices, _strategy, _cluster) for finding in look(root)]
+    return [finding for look in (_choices, _strategy) for finding in look(root)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
+from .nodes import NodeCount, Shape, parse_nodes, usable
 from .outline import default_of, names_of, places
 from .tree import KeyPath
 
@@ -42,9 +44,26 @@ class View:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def world(self) -> tuple[int, int] | None:
-        """Return nodes and workers per node."""
-        nodes, workers = self.whole("cluster", "nodes"), self.whole("cluster", "workers_per_node")
-        return None if nodes is None or workers is None else (nodes, workers)
+        """Return nodes and workers per node; of an elastic number the largest that can be used, the most if none."""
+        count, workers = self.nodes(), self.whole("cluster", "workers_per_node")
+        if count is None or workers is None:
+            return None
+        shape = self._shape(workers) if count.elastic else None
+        return max(usable(count, shape), default=int(count)) if shape is not None else int(count), workers
+
+    def nodes(self) -> NodeCount | None:
+        """Return the number of nodes; None if it is none."""
+        with contextlib.suppress(ValueError):
+            return parse_nodes(self.get("cluster", "nodes"))
+        return None
+
+    def _shape(self, workers: int) -> Shape | None:
+        shard, tp, pp = (self.whole("strategy", key) or 0 for key in ("dp_shard", "tp", "pp"))
+        batch, micro = (self.whole("training", key) or 0 for key in ("global_batch_size", "micro_batch_size"))
+        schedule = self.get("strategy", "pp_schedule")
+        if min(shard, tp, pp, batch, micro, workers) < 1 or not isinstance(schedule, str):
+            return None
+        return Shape(workers, shard, tp, pp, schedule, batch, micro)
 
     def tiers(self) -> list[tuple[int, str]]:
         """Return the tiers that can be read: position and type."""

@@ -106,7 +106,11 @@ def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[l
     passed: list[Passed] = []
     for candidate in candidates:
         reason = next((words for node in sorted(held) if (words := _lack(candidate, node, held[node]))), None)
-        if candidate.tier in (MEMORY, PEER) and (reason is None or candidate.version in between):
+        known = any(candidate.version in one.shards for one in held.values())
+        in_memory = candidate.tier in (MEMORY, PEER)
+        if in_memory and known and candidate.version not in between:
+            reason = reason or "some of its shards are in no node's memory"
+        if in_memory and (reason is None or candidate.version in between):
             tier = MEMORY if reason is None else PEER
             chosen.append(Candidate(candidate.version, replace(candidate.place, type=tier)))
         elif reason is None:
@@ -152,7 +156,7 @@ def newest(held: Mapping[int, Held], nodes: int) -> Version | None:
 
 def common(held: Mapping[int, Held], nodes: int) -> frozenset[Version]:
     """Every version that all nodes together have whole in memory."""
-    if held.keys() != set(range(nodes)):
+    if not held or held.keys() != set(range(nodes)):
         return frozenset()
     return frozenset.intersection(*(one.memory for one in held.values()))
 

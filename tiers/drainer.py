@@ -59,6 +59,10 @@ class DrainJob:
     nodes: int = 1
     patience_s: float = 60.0
     """Longest wait for another node's part of a checkpoint."""
+    seat: int | None = None
+    """The node's place among the `nodes`, where that is not its number."""
+    world: int | None = None
+    """Ranks over all nodes, where it may have been another before."""
 
     def to_bytes(self) -> bytes:
         """The job as JSON."""
@@ -78,8 +82,8 @@ class Drainer:
         """Prepare for one run on one node."""
         self.job = job
         self.run = RunDir(Path(job.run_dir), job.node)
-        self.memory = MemoryDir(Path(job.memory_dir), job.ranks)
-        group = Group(job.node, job.nodes, job.patience_s, self._is_off)
+        self.memory = MemoryDir(Path(job.memory_dir), job.ranks, job.world)
+        group = Group(job.node if job.seat is None else job.seat, job.nodes, job.patience_s, self._is_off)
         writers = [
             Writer(tier, self.run, job.run_id, self._patient(group, place), self.memory.note_taken_over)
             for place, tier in enumerate(job.tiers)
@@ -208,8 +212,8 @@ class Drainer:
             patience_s = min(writer.group.patience_s, RESCUE_PATIENCE_S / max(1, len(own)))
             writer.group = replace(writer.group, patience_s=patience_s)
         deadline = time.monotonic() + RESCUE_PATIENCE_S
-        leads = self.job.node == 0
-        while own and time.monotonic() < deadline:
+        leads = self.writers[0].group.leads
+        while own and self.memory.path.is_dir() and time.monotonic() < deadline:
             if any(self._has(version) for version in own):
                 return
             version = own.pop(0) if leads else next(filter(self._is_begun, own), None)
@@ -224,7 +228,7 @@ class Drainer:
 
     def _is_off(self, version: Version) -> bool:
         """Tell whether the launcher has taken a version's marks away; without one, whether node 0 tries another."""
-        if self.rescued and self.job.node > 0 and any(map(self._is_begun, self.rescued - {version})):
+        if self.rescued and not self.writers[0].group.leads and any(map(self._is_begun, self.rescued - {version})):
             return True
         return all(record.version != version for slot in self.memory.pending() if (record := slot.record()))
 

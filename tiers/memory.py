@@ -174,6 +174,8 @@ class MemoryDir:
 
     path: Path
     ranks: tuple[int, ...] | None = None
+    world: int | None = None
+    """Ranks over all nodes, where snapshots of another world size do not count as whole."""
 
     @property
     def drainer_lock(self) -> Path:
@@ -262,6 +264,8 @@ class MemoryDir:
                 found[record.version, record.world][record.rank] = record
         complete: dict[Version, list[SlotRecord]] = {}
         for (version, world), records in found.items():
+            if self.world not in (None, world):
+                continue
             wanted = range(world) if self.ranks is None else self.ranks
             if records.keys() >= set(wanted) and len({record.run_id for record in records.values()}) == 1:
                 complete[version] = [records[rank] for rank in wanted]

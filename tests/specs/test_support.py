@@ -17,9 +17,6 @@ PLANNED: dict[str, tuple[str, str, str, str]] = {
     "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`fp16-mixed`"),
     "cp": ("name: t", "strategy: {cp: 2}", "strategy.cp", "`dp_replicate`"),
     "ep": ("name: t", "strategy: {ep: 1}", "strategy.ep", "`dp_replicate`"),
-    "elastic": ("nodes: 2, w", 'nodes: "2:4", w', "cluster.nodes", "one whole number"),
-    "elastic, unquoted": ("nodes: 2, w", "nodes: 2:4, w", "cluster.nodes", "one whole number"),
-    "elastic, dots": ("nodes: 2, w", "nodes: 2..4, w", "cluster.nodes", "one whole number"),
 }  # fmt: skip
 
 
@@ -35,12 +32,11 @@ def test_what_is_planned_is_refused_by_name(desk: Desk, name: str) -> None:
 
 
 def test_planned_words_are_refused_together(desk: Desk) -> None:
-    changes = [(old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "fp8", "elastic")]
+    changes = [(old, new) for name, (old, new, _, _) in PLANNED.items() if name in ("hf data", "fp8")]
     problems = desk.problems(changed(*changes))
     assert [problem.key for problem in problems] == [
         "dataset.type",
         "training.precision",
-        "cluster.nodes",
     ]
 
 

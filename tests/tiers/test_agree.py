@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ def test_nothing_is_whole_without_every_node(nodes: list[tuple[Versions, Version
 
 
 def test_what_a_node_holds_goes_through_a_message() -> None:
-    before = held(V1, V2, pinned=(V2,), disk=(V1,))
+    shards = {V1: Shards(4, frozenset({0, 3}))}
+    before = replace(held(V1, V2, pinned=(V2,), disk=(V1,)), shards=shards)
     assert held_from_json(before.to_json()) == before
 
 
@@ -146,3 +148,14 @@ def test_what_node_0_has_lost_is_found_again_in_the_memory_of_all(tmp_path: Path
     assert not passed
     again, _ = agreed(chosen, held)
     assert again == chosen, "what was agreed once is no other candidate later"
+
+
+def test_after_a_change_of_nodes_whoever_has_the_shards_gives_them() -> None:
+    """Three nodes had one each; two of them are left, then a new one comes that has nothing."""
+    of_three = [{V3: Shards(3, frozenset({rank}))} for rank in range(3)]
+    of_two = [{V2: Shards(2, frozenset({rank}))} for rank in range(2)]
+    candidates = [Candidate(V3, MEMORY), Candidate(V2, MEMORY)]
+    nodes = {node: replace(held(), shards={**of_three[node], **of_two[node]}) for node in range(2)}
+    assert [one.version for one in agreed(candidates, {**nodes, 2: held()})[0]] == [V2]
+    found, _ = agreed(candidates, {**nodes, 2: replace(held(), shards=of_three[2])})
+    assert [(one.version, one.tier) for one in found] == [(V3, "peer"), (V2, "peer")]

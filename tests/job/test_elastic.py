@@ -1,0 +1,73 @@
+"""A run whose number of nodes changes under it: the same batches, samples and state, whoever is there."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.job.dtrain import STEPS, Job, cleaned, wait, wait_for_step
+from tests.job.nodes import Cluster, cluster, spec_of
+
+from dtrain.tiers.faults import fail_at
+from dtrain.tiers.jsonfile import read_lines
+
+TOLERANCE = 1e-4
+"""Relative, of a loss against that of the fixed run: float32 sums in another order, and updates that follow them."""
+SPEC = spec_of('"2:3"').replace("rejoin_timeout: 30s", "rejoin_timeout: 30s, last_call: 20s")
+WORDS = ["model.dropout=0", "training.global_batch_size=12", "training.micro_batch_size=2"]
+"""Dropout draws differently with another number of ranks; 12 samples are 2 micro-batches on 3 nodes, 3 on 2."""
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The same job with three ranks from beginning to end."""
+    job = Job(tmp_path_factory.mktemp("fixed") / "job", {"OMP_NUM_THREADS": "1"})
+    job.write_spec()
+    with cleaned(job):
+        ended = job.do("run", "spec.yaml", "cluster.workers_per_node=3", *WORDS)
+        assert ended.code == 0, ended.said
+        yield job
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path / "job", 3, SPEC) as made:
+        yield made
+
+
+def slow(first: int) -> str:
+    """Steps that leave time for something to happen in them."""
+    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=None) for step in range(first, STEPS + 1))
+
+
+def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: Job) -> None:
+    nodes.start_all(*WORDS, fault=slow(4))
+    wait_for_step(nodes.job, 5)
+    nodes.kill_node(2)
+    shutil.rmtree(nodes.memory(2).path, ignore_errors=True)  # the machine is gone
+    wait(lambda: len(nodes.job.events("attempt")) == 2, 20, "two nodes to go on")
+    attempt = nodes.job.events("attempt")[1]
+    assert (attempt["nodes"], attempt["world"]) == (2, 2)
+    wait(lambda: {line["attempt"] for line in read_lines(nodes.job.run.metrics)} >= {2}, 30, "a step of two nodes")
+    nodes.start(2, *WORDS)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0, 0], ended
+    assert [event["nodes"] for event in nodes.job.events("attempt")] == [3, 2, 3]
+    assert [(e["kind"], e["node"]) for e in nodes.job.events("fault")] == [("node", 2)], "to grow is no fault"
+
+    shrunk, grown = nodes.job.events("restored")
+    assert shrunk["tier"] == "disk", "a third of the newest snapshot went with the node"
+    assert grown["tier"] == "memory", "all of the last one was in the memory of two"
+    assert shrunk["state_digest"] is not None
+    (_, resized) = nodes.job.events("resized")
+    assert (resized["before"], resized["nodes"]) == (2, 3)
+    assert grown["state_digest"] == resized["state_digest"], "what three have is what two had"
+
+    lines = {line["step"]: line for line in read_lines(nodes.job.run.metrics)}
+    assert [lines[step]["samples"] for step in sorted(lines)] == [12 * step for step in range(1, STEPS + 1)]
+    for step, loss in fixed.losses().items():
+        assert math.isclose(nodes.job.losses()[step], loss, rel_tol=TOLERANCE), (step, nodes.job.losses()[step], loss)
+    nodes.assert_nothing_left()
