@@ -107,9 +107,10 @@ def agreed(candidates: Iterable[Candidate], held: Mapping[int, Held]) -> tuple[l
     for candidate in candidates:
         reason = next((words for node in sorted(held) if (words := _lack(candidate, node, held[node]))), None)
         known = any(candidate.version in one.shards for one in held.values())
-        if candidate.tier in (MEMORY, PEER) and known and candidate.version not in between:
+        in_memory = candidate.tier in (MEMORY, PEER)
+        if in_memory and known and candidate.version not in between:
             reason = reason or "some of its shards are in no node's memory"
-        if candidate.tier in (MEMORY, PEER) and (reason is None or candidate.version in between):
+        if in_memory and (reason is None or candidate.version in between):
             tier = MEMORY if reason is None else PEER
             chosen.append(Candidate(candidate.version, replace(candidate.place, type=tier)))
         elif reason is None:
