@@ -29,6 +29,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.storage
 	$(BIN)/python -m tests.benchmarks.restart
 	$(BIN)/python -m tests.benchmarks.loops
+	$(BIN)/python -m tests.benchmarks.scale
 
 campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.kill_storage --kills 1000 --seed 1
