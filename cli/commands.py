@@ -267,7 +267,7 @@ def launch(
     spec: SpecPath,
     to: Annotated[Starter, typer.Option("--to", help="What starts it.")],
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the job (cluster.nodes).")] = None,
+    nodes: Nodes = None,
     time: Annotated[str | None, typer.Option("--time", help="slurm: longest time, as sbatch takes it.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", help="slurm: where it runs.")] = None,
     gpus_per_node: Annotated[

@@ -22,7 +22,7 @@ SPARE_SHM = 64 * 2**20
 class Wanted:
     """The options of `dtrain launch`; None: not given."""
 
-    nodes: int | None = None
+    nodes: str | None = None
     time: str | None = None
     partition: str | None = None
     gpus_per_node: int | None = None
@@ -49,8 +49,8 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the job."""
-        return self.wanted.nodes or int(self.spec.cluster.nodes)
+        """Nodes of the job, the most that it may have."""
+        return int(self.spec.cluster.nodes)
 
     @property
     def gpus(self) -> int:

@@ -144,7 +144,8 @@ def _start(job: Job) -> str:
     command = quoted(job.command(f"{SPEC_FOLDER}/{SPEC_FILE}", "dtrain"))
     if job.nodes == 1:
         return f"exec {command} --nodes 1"
-    place = f"--nodes {job.nodes} --rendezvous {shlex.quote(f'{host}:{job.wanted.port or PORT}')}"
+    count = job.spec.cluster.nodes.to_spec()
+    place = f"--nodes {count} --rendezvous {shlex.quote(f'{host}:{job.wanted.port or PORT}')}"
     return f"until getent hosts {host} > /dev/null; do sleep 1; done\nexec {command} {place}\n"
 
 

@@ -25,7 +25,7 @@ def script(job: Job) -> str:
         "trap 'cancelled=yes' TERM # the tasks get it too; this shell outlives them",
         "# dtrain starts the workers of a node, on any of its cores; all nodes end by themselves, with the same code",
         f"srun --ntasks-per-node=1 {_cores(job)} --kill-on-bad-exit=0 --wait=0 \\",
-        f'    {quoted(job.command(str(job.spec_path)))} --nodes "$SLURM_JOB_NUM_NODES"',
+        f"    {quoted(job.command(str(job.spec_path)))} --nodes {_count(job)}",
         "code=$?",
         "# 75: stopped by a signal, with its newest step stored",
         'if [ "$code" -eq 75 ] && [ -z "$cancelled" ]; then',
@@ -48,10 +48,17 @@ def _options(job: Job) -> Iterator[str]:
         yield f"--time={wanted.time}"
     if wanted.partition is not None:
         yield f"--partition={wanted.partition}"
+    if job.spec.cluster.nodes.elastic:
+        yield "--no-kill"  # the nodes that are left go on when one is lost
     yield "--requeue"
     yield "--open-mode=append"
     yield "--output=%x-%j.log"
     yield f"--signal=USR1@{job.stop_s}"
+
+
+def _count(job: Job) -> str:
+    nodes = job.spec.cluster.nodes
+    return str(nodes.to_spec()) if nodes.elastic else '"$SLURM_JOB_NUM_NODES"'
 
 
 def _cores(job: Job) -> str:

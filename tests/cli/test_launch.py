@@ -62,6 +62,13 @@ def test_a_batch_script_asks_for_one_task_a_node_and_goes_back_into_the_queue(sp
     assert "srun --ntasks-per-node=1 --cpus-per-task=8" in launch(spec, "--to", "slurm", "--cpus-per-node", "8")
 
 
+def test_an_elastic_number_of_nodes_stays_elastic(spec: Path) -> None:
+    script = launch(spec, "--to", "slurm", "--nodes", "1:2")
+    assert "#SBATCH --nodes=2\n" in script and "#SBATCH --no-kill\n" in script
+    assert script.count(" --nodes 1:2\n") == 1
+    assert "--nodes 1:2 --rendezvous" in launch(spec, *TARGETS["k8s"], "--nodes", "1:2")
+
+
 @pytest.mark.parametrize(
     ("code", "cancelled", "requeued"), [(75, False, True), (75, True, False), (0, False, False), (70, False, False)]
 )
