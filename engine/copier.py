@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..tiers import faults
 from .finite import Floats
+from .packs import Pack
 from .tunables import BLOCK_BYTES
 
 NICENESS = 10
@@ -50,6 +51,8 @@ class Item(NamedTuple):
     nbytes: int
     offset: int
     floats: Floats | None = None
+    pack: Pack | None = None
+    """What is put together in `tensor` before that is copied."""
 
 
 class Mover(Protocol):
@@ -64,6 +67,9 @@ class Mover(Protocol):
 
     def in_rows(self, tensor: Tensor) -> Tensor:
         """The tensor with its elements row by row: itself, or a copy made once for all its slices."""
+
+    def fill(self, pack: Pack) -> None:
+        """Put small tensors together, as they are after the update."""
 
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
@@ -83,6 +89,10 @@ class HostMover:
     def in_rows(self, tensor: Tensor) -> Tensor:
         """A copy only where the tensor lies otherwise (transposed, channels last)."""
         return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+    def fill(self, pack: Pack) -> None:
+        """On this thread."""
+        pack.fill()
 
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy by memmove."""
@@ -116,6 +126,11 @@ class CudaMover:
         """The bytes row by row, brought into that form on the side stream, after the update."""
         with torch.cuda.stream(self.stream):
             return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+    def fill(self, pack: Pack) -> None:
+        """On the side stream."""
+        with torch.cuda.stream(self.stream):
+            pack.fill()
 
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         """Copy one slice on the side stream and wait for it on this thread only."""
@@ -233,6 +248,8 @@ class Copier:
         self._budget, self._waited_s = 0, 0.0
         started = time.perf_counter()
         for number, given in enumerate(items):
+            if given.pack is not None:
+                self.mover.fill(given.pack)
             digests.append(self._copy_item(number, given._replace(tensor=self.mover.in_rows(given.tensor))))
             if self._stopping:
                 return

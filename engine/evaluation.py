@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch import nn
 from ..specs.models import TextDataset
 from ..tiers import faults
 from .context import Context
-from .models.build import compute_loss, to_device
+from .models.build import to_device
 from .parts import Parts
 from .snapshot import Snapshots
 from .state import TrainState, random_states, seed_everything, set_random_state
@@ -63,7 +64,7 @@ def evaluate(parts: Parts, context: Context, snapshots: Snapshots | None) -> tup
                 snapshots.forward_window()
             faults.point("evaluate.batch", context.step)
             loss = _loss(parts, context, min(number, held_out.batches - 1))
-            if number < held_out.batches and context.rank % context.mesh.tp == 0:
+            if loss is not None and number < held_out.batches and context.rank % context.mesh.tp == 0:
                 losses[number] = loss
     context.beat()
     *losses, left, stops = context.sum_over_ranks([*losses, float(stopped), float(context.stop.is_set)])
@@ -95,12 +96,12 @@ def _stops(context: Context) -> bool:
     return not context.all_agree(not context.stop.is_set)
 
 
-def _loss(parts: Parts, context: Context, number: int) -> float:
+def _loss(parts: Parts, context: Context, number: int) -> float | None:
     assert parts.held_out is not None
     seed_everything(parts.spec.seed, FIRST_DRAW + number)
     batch = to_device(parts.held_out.get(number), context.device)
-    with context.autocast(parts.spec.training.precision):
-        return float(compute_loss(parts.model, batch))  # not DDP's: that would send buffers to all
+    loss = parts.passes.judge(batch, partial(context.autocast, parts.spec.training.precision))
+    return None if loss is None else float(loss)
 
 
 def _over_tokens(parts: Parts) -> bool:

@@ -23,6 +23,7 @@ from ..tiers.digest import digest
 from ..tiers.jsonfile import Unreadable, dumps
 from ..tiers.memory import MemoryDir, Slot, SlotRecord, parse_record
 from ..tiers.recovery import Candidate, Content, Wanted
+from ..tiers.runs import by_entry
 from ..tiers.shardfile import Shard, ShardReader, parse_header
 from ..tiers.whole import Facts
 from .channels import StorageChannel
@@ -81,7 +82,8 @@ class Exchange:
                         raise Unreadable(f"the shard of rank {rank}: the header does not match the commit record")
                     with reader.head() as head:
                         header = base64.b64encode(head).decode()
-                    shards.append({"record": json.loads(record.to_bytes()), "header": header})
+                    told = by_entry(record, reader)  # who takes a piece cannot look at its neighbours
+                    shards.append({"record": json.loads(told.to_bytes()), "header": header})
             except Unreadable as failure:
                 error = error or (str(failure) if rank == own else "")
         return dumps({"shards": shards, "error": error})

@@ -26,8 +26,13 @@ class Floats:
         """Tell whether the numbers in `nbytes` bytes from `address` on, a whole number of them, are all finite."""
         if nbytes == 0:
             return True
-        memory = memoryview((ctypes.c_char * nbytes).from_address(address))
+        return self.all_in(memoryview((ctypes.c_char * nbytes).from_address(address)))
+
+    def all_in(self, memory: memoryview) -> bool:
+        """The same for numbers in a buffer."""
         numbers = np.frombuffer(memory, self._unsigned)
+        if not numbers.size:
+            return True
         largest = np.maximum.reduce(numbers)
         if largest < self.infinity:
             return True

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ..tiers import faults
 from .context import Context
+from .data.text import DataError
 from .models.build import compute_loss
 from .parallel.pipeline import Line, ScaledLoss, Schedule, Stage
 from .snapshot import Snapshots
@@ -84,6 +87,9 @@ class Passes(Protocol):
         Returns that loss, not scaled, where it is known.
         """
 
+    def judge(self, batch: Any, precision: Precision) -> Tensor | None:
+        """The mean loss of one micro-batch by a forward pass alone, where it is known; without gradients."""
+
 
 class Loop(Passes):
     """One micro-batch after the other through the whole model."""
@@ -105,6 +111,12 @@ class Loop(Passes):
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
+
+    def judge(self, batch: Any, precision: Precision) -> Tensor:
+        """As `Passes.judge`; not by DDP, which would send buffers to all."""
+        model = self.wrapped.module if isinstance(self.wrapped, DistributedDataParallel) else self.wrapped
+        with precision():
+            return compute_loss(model, batch)
 
     def _exchange(self, *, last: bool) -> AbstractContextManager[Any]:
         if isinstance(self.wrapped, DistributedDataParallel) and not last:
@@ -137,3 +149,29 @@ class Pipeline(Passes):
         with precision():
             self.schedule.step(*inputs, return_outputs=False, **target)
         return torch.stack([loss.detach() for loss in losses]).mean() / self.scale if self.last else None
+
+    def judge(self, batch: Any, precision: Precision) -> Tensor | None:
+        """As `Passes.judge`: from stage to stage; the loss is known on the last one.
+
+        Not by the schedule, which is made for a step's number of micro-batches.
+        """
+        x, targets = self.line.ends(batch)
+        loss = None
+        for part, stage in zip(self.line.parts, self.stages, strict=True):
+            if not stage.is_first:
+                x = torch.empty(part.entering.shape, dtype=part.entering.dtype, device=stage.device)
+                dist.recv(x, group=stage.group, group_src=(part.index - 1) % stage.group_size)
+            elif x.shape != part.entering.shape:
+                raise DataError(
+                    f"a pipeline is made for batches of shape {list(part.entering.shape)}, and evaluation has one of "
+                    f"{list(x.shape)}"
+                )
+            with precision():
+                x = part.module(x)
+                loss = self.line.loss(x, targets) if stage.is_last else None
+            if not stage.is_last:
+                dist.send(x.contiguous(), group=stage.group, group_dst=(part.index + 1) % stage.group_size)
+            for module in part.module.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # a pipeline's stay together until their backward pass
+        return loss

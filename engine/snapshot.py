@@ -7,11 +7,12 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..planners.shards import TensorInfo, own
 from ..tiers import faults
@@ -24,11 +25,14 @@ from .decided import Copied, Offered, Refused
 from .drainwatch import DrainWatch
 from .finite import FLOATS, Floats
 from .offers import Offers
+from .packs import pack as pack_of
+from .packs import runs_of
 from .parallel.layout import local_of
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
 WAIT_S = 0.005
+_VERSION = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ class Cadence:
     def drain_due(self, step: int) -> bool:
         """Tell whether the state of `step` belongs to the first slower tier."""
         return self.slow > 0 and step % self.slow == 0
+
+
+class Marks(NamedTuple):
+    """What changes when somebody writes into a tensor, or puts another one in its place."""
+
+    versions: list[int]
+    addresses: list[int]
 
 
 class Place(NamedTuple):
@@ -103,32 +114,23 @@ class Snapshots:
         rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive, self.offers = cadence, pace, alive, offers
         self.pieces = own(state.held(), rank)
+        self.cut = any(isinstance(parameter, DTensor) for parameter in state.model.parameters())
+        self._names = {parameter: name for name, parameter in state.model.named_parameters()}
         self.leads = rank == state.mesh.stage(rank)[0]
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
         self.places = self._places()
-        grouped = [list(places) for _, places in groupby(self.places, key=lambda place: id(place.parameter))]
-        kept = state.optimizer.state
+        kept = self.state.optimizer.state
         self.kept_at_start = len(kept)
-        self.holders = [
-            (p[0].parameter, tuple(place.key for place in p), len(kept.get(p[0].parameter, ()))) for p in grouped
-        ]
-        """The same in order, by parameter, and how much the optimizer keeps of it: to look one up takes time."""
+        self.kept_of = {place.parameter: len(kept.get(place.parameter, ())) for place in self.places}
+        """How much the optimizer keeps of each parameter."""
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.shard = Shard(rank, world, run_id, self._entries())
         self.bytes_over_ranks = self.shard.data_bytes * world
         """Of one snapshot on all ranks together; whoever has the sum over them puts it here."""
-        try:
-            self.header = self.shard.header()
-        except TooManyTensors as error:
-            raise StateError(str(error)) from error
+        self.header = _header(self.shard)
         self.header_digest = digest(self.header)
-        size = len(self.header) + self.shard.data_bytes
-        count = SLOTS + (PEER_SLOTS if offers is not None else 0)
-        self.slots = [OpenSlot(slot, self.header, size) for slot in memory.slots(rank, world, count)]
-        if device.type == "cuda":
-            for slot in self.slots:
-                slot.lock_pages()
+        self.slots = self._open_slots()
         self.drains = DrainWatch([slot.slot for slot in self.slots])
         self._drop_all_but(restored)
         self.safe = restored
@@ -143,10 +145,24 @@ class Snapshots:
         """For slots that the drainer held, over all snapshots."""
         self._began = 0.0
         self.items: list[Item] = []
-        self.marks: list[tuple[int, int]] = []
-        """Version counter and address of each item's tensor when its copy was begun."""
-        self._tensors: list[torch.Tensor] = []
+        self.runs: list[range] = []
+        """The pieces of each item: small ones that follow each other are copied as one."""
+        self._kept: list[torch.Tensor] | None = None
+        """All that the optimizer keeps, as it was when the items were found."""
+        self._watched: dict[str, torch.Tensor] = {}
+        self._addresses: list[int] = []
+        self.marks = Marks([], [])
+        """Those of the watched tensors when their copy was begun."""
         self.copier = Copier(self._mover(), pace.slice_bytes)
+
+    def _open_slots(self) -> list[OpenSlot]:
+        size = len(self.header) + self.shard.data_bytes
+        count = SLOTS + (PEER_SLOTS if self.offers is not None else 0)
+        slots = [OpenSlot(slot, self.header, size) for slot in self.memory.slots(self.rank, self.world, count)]
+        if self.device.type == "cuda":
+            for slot in slots:
+                slot.lock_pages()
+        return slots
 
     def _mover(self) -> Mover:
         if self.device.type == "cuda":
@@ -228,25 +244,67 @@ class Snapshots:
         return slot
 
     def _look_up(self) -> None:
-        """Find the live tensors of this rank's pieces anew, for an optimizer may have replaced some, and mark them.
+        """Find the live tensors of this rank's pieces anew if any is another one than before, and mark them.
 
-        The training thread waits for this, so what stays the same is not made again.
+        The training thread waits for this, so it makes nothing anew, and looks at thousands of tensors without a line
+        of Python for each.
         """
+        kept = list(chain.from_iterable(map(dict.values, self.state.optimizer.state.values())))
+        before = self._kept
+        same = before is not None and len(kept) == len(before) and all(map(operator.is_, kept, before))
+        self.marks = self._marks() if same else Marks([], [])
+        if not same or self.marks.addresses != self._addresses:
+            self._find_items()
+            self._kept, self.marks = kept, self._marks()
+            self._addresses = self.marks.addresses
+
+    def _find_items(self) -> None:
+        tensors = self._found()
+        whole = [local_of(tensor) for tensor in tensors]
+        alike = [(tensor.dtype, place.floats) for tensor, place in zip(whole, self.places, strict=True)]
+        self.runs = runs_of(self.pieces, alike, [tensor.is_contiguous() for tensor in whole])
+        self.items, self._watched = [], {}
+        for run in self.runs:
+            first = self.places[run.start]
+            if len(run) == 1:
+                self.items.append(Item(whole[run.start], *first[2:]))
+                self._watched[self.pieces[run.start].tensor.name] = tensors[run.start]
+                continue
+            pack = pack_of(self.pieces[run.start : run.stop], whole[run.start : run.stop])
+            nbytes = sum(piece.nbytes for piece in self.pieces[run.start : run.stop])
+            self.items.append(Item(pack.together, 0, nbytes, first.offset, first.floats, pack))
+            for parameter in {self.places[number].parameter: None for number in run}:
+                self._watch_small(parameter)
+
+    def _watch_small(self, parameter: nn.Parameter) -> None:
+        """What is kept of a small weight changes with it, so two are looked at: the weight, and its step counter.
+
+        One of them tells of every update: fused optimizers leave the version of what they write as it is.
+        """
+        name = self._names[parameter]
+        if f"model.{name}" not in self.state.moving:
+            self._watched[f"model.{name}"] = parameter
+        for key, kept in self.state.optimizer.state.get(parameter, {}).items():
+            if kept.dim() == 0:
+                self._watched[f"optimizer.{name}.{key}"] = kept
+
+    def _found(self) -> list[torch.Tensor]:
+        """The live tensor of each place; raises StateError when the optimizer keeps others than at the start."""
         kept = self.state.optimizer.state
-        tensors: list[torch.Tensor] = []
         same = len(kept) == self.kept_at_start
-        for parameter, keys, count in self.holders:
-            held = kept[parameter] if count else {}
-            same &= len(held) == count
-            tensors += [parameter if key is None else held[key] for key in keys]
+        same &= all(len(kept.get(parameter, ())) == count for parameter, count in self.kept_of.items())
+        try:
+            tensors = [p.parameter if p.key is None else kept[p.parameter][p.key] for p in self.places]
+        except KeyError:
+            same = False
         if not same:
             raise StateError("the optimizer keeps other tensors than at the start; they cannot be stored")
-        if not (len(tensors) == len(self.items) and all(map(operator.is_, tensors, self._tensors))):
-            self._tensors = tensors
-            self.items = [
-                Item(local_of(tensor), *place[2:]) for tensor, place in zip(tensors, self.places, strict=True)
-            ]
-        self.marks = [_mark(tensor) for tensor in tensors]
+        return tensors
+
+    def _marks(self) -> Marks:
+        tensors = list(self._watched.values())
+        locals_ = [local_of(tensor) for tensor in tensors] if self.cut else tensors
+        return Marks(list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, locals_)))
 
     def _places(self) -> list[Place]:
         places, offset, found = [], 0, self.state.places()
@@ -278,6 +336,7 @@ class Snapshots:
                 header_digest=self.header_digest,
                 digests=(*digests, *boundary),
                 meta=meta,
+                runs=(*map(len, self.runs), *(1 for _ in boundary)) if len(self.runs) < len(self.pieces) else (),
             )
             slot.slot.commit(record, drain=drain)
             faults.point("copy.committed", version.step)
@@ -305,15 +364,27 @@ class Snapshots:
         try:
             self.copier.finish()
         except NonFinite as error:
-            self.refused = self.pieces[error.number].tensor.name
+            self.refused = self._not_finite(error.number)
         self._check_unchanged()
         return self.shard.data_bytes if self.refused is None else 0
 
+    def _not_finite(self, number: int) -> str:
+        """The tensor for which an item was given up: of a pack, the first piece that is not finite."""
+        item, run = self.items[number], self.runs[number]
+        if item.pack is not None:
+            for source, piece in zip(item.pack.sources, run, strict=True):
+                data = tensor_bytes(source)
+                if item.floats is not None and not item.floats.all_in(data):
+                    return self.pieces[piece].tensor.name
+        return self.pieces[run.start].tensor.name
+
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
-        for number, (tensor, mark) in enumerate(zip(self._tensors, self.marks, strict=True)):
-            if _mark(tensor) != mark:
-                name = self.pieces[number].tensor.name
+        before, now = self.marks, self._marks()
+        if now == before:
+            return
+        for name, *mark in zip(self._watched, *before, *now, strict=True):
+            if mark[:2] != mark[2:]:
                 for slot in self.slots:
                     if slot.version == self.current:
                         slot.slot.invalidate()
@@ -395,9 +466,11 @@ class Snapshots:
             time.sleep(WAIT_S)
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    """What changes when somebody writes into a tensor, or puts another one in its place."""
-    return tensor._version, local_of(tensor).data_ptr()
+def _header(shard: Shard) -> bytes:
+    try:
+        return shard.header()
+    except TooManyTensors as error:
+        raise StateError(str(error)) from error
 
 
 def _words(info: TensorInfo) -> str:

@@ -179,9 +179,10 @@ def _not_in_a_pipeline(view: View) -> Iterator[Finding]:
     if view.get("model", "tie_embeddings") is True and view.get("model", "type") == "gpt":
         message = "the first stage of a pipeline has the embedding, the last one the head: they cannot share a matrix"
         yield Finding(("model", "tie_embeddings"), message, "use tie_embeddings: false, or pp: 1")
-    if view.get("evaluation") is not None:
-        message = "evaluation in a pipeline is not yet supported"
-        yield Finding(("evaluation",), message, "remove it, or use pp: 1", at_key=True)
+    length, judged = view.whole("dataset", "seq_len"), view.whole("evaluation", "dataset", "seq_len")
+    if length is not None and judged is not None and length != judged:
+        message = f"a pipeline is made for one length of samples, and dataset.seq_len is {length}"
+        yield Finding(("evaluation", "dataset", "seq_len"), message, f"use {length}, or pp: 1")
     if view.get("dataset", "type") == "python" and view.get("model", "type") == "gpt":
         message = "a pipeline must know the length of the samples, which only a dataset of type `text` tells"
         yield Finding(("strategy", "pp"), message, "use a dataset of type text, or pp: 1")

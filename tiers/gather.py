@@ -13,6 +13,7 @@ from .jsonfile import Unreadable
 from .layout import Version, shard_name
 from .manifest import Manifest, ShardFile, build
 from .memory import MemoryDir, SlotRecord
+from .runs import by_entry
 from .shardfile import ShardReader
 
 CHUNK = 2**20
@@ -62,8 +63,7 @@ def describe(memory: MemoryDir, record: SlotRecord) -> ShardFile:
             raise Unreadable(f"{source}: the header does not match the commit record")
         with reader.head() as head:
             whole.update(head)
-        if len(reader.shard.entries) != len(record.digests):
-            raise Unreadable(f"{source}: the commit record speaks of other tensors")
+        record = by_entry(record, reader)
         for entry, data, wanted in zip(reader.shard.entries, reader.all_data(), record.digests, strict=True):
             with data:
                 if _hash_both(data, whole) != wanted:

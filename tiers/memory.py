@@ -40,7 +40,7 @@ class MemoryTierError(Exception):
 
 @dataclass(frozen=True)
 class SlotRecord:
-    """Commit record of one slot: what it holds, and the digest of every entry in file order."""
+    """Commit record of one slot: what it holds, and the digests of its entries in file order."""
 
     run_id: str
     step: int
@@ -51,6 +51,8 @@ class SlotRecord:
     header_digest: str
     digests: tuple[str, ...]
     meta: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[int, ...] = ()
+    """How many entries, one after the other, each digest is of; empty: one each."""
 
     @property
     def version(self) -> Version:
@@ -69,7 +71,7 @@ def parse_record(value: dict[str, Any], where: str) -> SlotRecord:
         body = value["record"]
         if digest(dumps(body)) != value["digest"]:
             raise Unreadable(f"{where}: the record does not match its digest")
-        return SlotRecord(**{**body, "digests": tuple(body["digests"])})
+        return SlotRecord(**{**body, "digests": tuple(body["digests"]), "runs": tuple(map(int, body.get("runs", ())))})
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"{where}: not a commit record ({error})") from error
 

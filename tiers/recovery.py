@@ -16,6 +16,7 @@ from .jsonfile import Unreadable
 from .layout import Version, shard_name
 from .manifest import Manifest
 from .memory import MemoryDir, SlotRecord
+from .runs import by_entry
 from .shardfile import Entry, Shard, ShardReader
 from .store import Place, place_from_json
 from .tier import Checkpoint, Rejected, Tier, open_tier
@@ -173,9 +174,8 @@ def _open_memory(candidate: Candidate, found: list[tuple[Path, SlotRecord]]) -> 
             shard, nbytes = reader.shard, reader.data_start + reader.shard.data_bytes
             if reader.header_digest != record.header_digest:
                 raise Unreadable(f"{path}: the header does not match its digest")
-        if len(shard.entries) != len(record.digests):
-            raise Unreadable(f"{path}: the commit record speaks of other tensors")
-        digests = {entry.name: content for entry, content in zip(shard.entries, record.digests, strict=True)}
+            each = by_entry(record, reader).digests
+        digests = {entry.name: content for entry, content in zip(shard.entries, each, strict=True)}
         sources.append(
             Source(_as_it_is(path), str(path), record.rank, nbytes, record.header_digest, shard.entries, digests)
         )

@@ -16,6 +16,7 @@ from typing import Any
 from .digest import digest
 from .jsonfile import Unreadable
 from .memory import MemoryDir, Slot, SlotRecord, parse_record
+from .runs import by_entry
 from .shardfile import ShardReader
 
 REPLICA_SLOTS = 2
@@ -95,11 +96,11 @@ def check(slot: Slot, record: SlotRecord) -> None:
     """Raise Unreadable unless a slot's file is what a commit record says, byte by byte."""
     with ShardReader(slot.file) as reader:
         shard = reader.shard
-        if reader.header_digest != record.header_digest or len(shard.entries) != len(record.digests):
+        if reader.header_digest != record.header_digest:
             raise Unreadable(f"{slot.file}: the header is not that of the commit record")
         if (shard.rank, shard.world, shard.run_id) != (record.rank, record.world, record.run_id):
             raise Unreadable(f"{slot.file}: it is the shard of rank {shard.rank} of {shard.world}")
-        for entry, wanted, data in zip(shard.entries, record.digests, reader.all_data(), strict=True):
+        for entry, wanted, data in zip(shard.entries, by_entry(record, reader).digests, reader.all_data(), strict=True):
             with data:
                 right = digest(data) == wanted
             if not right:

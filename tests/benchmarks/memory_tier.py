@@ -26,7 +26,9 @@ import torch
 from dtrain.cli.machine import this_machine
 from dtrain.engine.context import Context, StopFlag, join, leave
 from dtrain.engine.drain import DrainerProcess
+from dtrain.engine.entry import add_import_paths
 from dtrain.engine.parts import Parts, assemble
+from dtrain.engine.profile import parameters_of
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.step import Progress, train_step
 from dtrain.planners.plan import Plan, make_plan
@@ -93,8 +95,9 @@ def work(options: argparse.Namespace, spec: Spec) -> None:
     context = join(spec, memory, StopFlag())
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    add_import_paths(str(Path.cwd()), str(Path(options.spec).parent))
+    plan = make_plan(spec, this_machine(spec), None, parameters_of(spec))
     parts = assemble(spec, context)
-    plan = make_plan(spec, this_machine(spec))
     snapshots = open_snapshots(parts, context, memory, plan)
     progress = Progress()
     kinds = ["none", "memory", *(["disk"] if options.disk is not None else [])]

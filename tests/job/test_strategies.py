@@ -151,3 +151,29 @@ def test_bf16_weights_and_their_copies_are_cut_killed_and_resumed_alike(
     loaded = [event["state_digest"] for event in job.events("restored")]
     assert loaded[1:] == stored[:-1]
     job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy.pp=2", "strategy.dp_shard=2"],
+        pytest.param(["strategy.pp=2", "strategy.pp_schedule=interleaved-1f1b"], marks=pytest.mark.campaign),
+        pytest.param(["strategy.pp=2", "strategy.tp=2"], marks=pytest.mark.campaign),
+    ],
+)
+def test_an_evaluation_goes_through_a_pipeline_and_training_does_not_notice(
+    words: list[str], spread: tuple[Job, Job]
+) -> None:
+    """Five batches for the groups of ranks: one of them goes through for nothing."""
+    one, job = spread
+    evaluation = "evaluation={every: 2, batches: 5, fraction: 0.1}"
+    ended = one.do("run", "spec.yaml", evaluation, "cluster.workers_per_node=1", "tiers=[]")
+    assert ended.code == 0, ended.said
+    ended = job.do("run", "spec.yaml", evaluation, *words, fault=fail_at(1, 4, "window.backward"))
+    assert ended.code == 0, ended.said
+    assert_close(job, one.losses())
+    judged = [{line["step"]: line["loss"] for line in it.events("evaluated")} for it in (one, job)]
+    assert sorted(judged[0]) == [2, 4, 5]
+    for step, loss in judged[0].items():
+        assert math.isclose(judged[1][step], loss, rel_tol=TOLERANCE)
+    job.assert_nothing_left()

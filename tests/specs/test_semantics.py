@@ -85,7 +85,9 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         "model.tie_embeddings", "cannot share a matrix", "tie_embeddings: false",
     ),
     "evaluation over stages": (
-        ("name: t", "strategy: {pp: 2}\nevaluation: {every: 5}"), "evaluation", "not yet supported", "pp: 1",
+        ("name: t", "strategy: {pp: 2}\nevaluation: {every: 5, dataset: {type: text, path: x, seq_len: 16}}"),
+        "evaluation.dataset.seq_len", "a pipeline is made for one length of samples, and dataset.seq_len is 32",
+        "use 32",
     ),
     "data without a length": (
         ('dataset: {type: text, path: "python:stdlib", seq_len: 32}',
