@@ -31,7 +31,7 @@ PEER_PART = 0.9
 def tier_intervals(known: Known) -> dict[str, Interval]:
     """Return the steps between two checkpoints of each tier that the spec has, fastest first."""
     every: dict[str, Interval] = {}
-    for position, tier in enumerate(known.spec.tiers):  # each is filled from the one before
+    for tier in known.spec.tiers:  # each is filled from the one before
         if tier.every != "auto":
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
         elif isinstance(tier, MemoryTier):
