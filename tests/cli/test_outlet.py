@@ -30,11 +30,11 @@ WORDS = {
     "verify": ["verify", "run"],
     "prune": ["prune", "run", "--dry-run"],
     "export": ["export", "run", "out"],
-    "launch": ["launch", "nowhere.yaml", "--to", "slurm"],
+    "launch": ["launch", EXAMPLE, "--to", "slurm"],
     "schema": ["schema"],
 }
 """A way to call each command that answers on standard output."""
-REFUSED = {"launch": 78, "run": 78, "resume": 78, "bench": 78}
+REFUSED = {"run": 78, "resume": 78, "bench": 78}
 WITH_JSON = ["validate", "plan", "ls", "inspect", "verify", "prune", "export"]
 CALLS = [*WORDS.values(), *([*WORDS[name], "--json"] for name in WITH_JSON), ["--help"], ["--version"]]
 

@@ -87,7 +87,7 @@ def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Val
             assert not any("a snapshot of every step" in other for other in better.changes), line
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(jobs(), st.one_of(st.floats(1.001, 4), st.floats(1.001, 1000)))
 def test_faster_hardware_and_a_larger_budget_never_mean_fewer_checkpoints(
     job: tuple[Values, Machine], factor: float
