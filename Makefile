@@ -34,6 +34,8 @@ bench: $(VENV)/.installed
 campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.kill_storage --kills 1000 --seed 1
 	$(BIN)/python -m tests.campaigns.bit_flips --flips 10000 --seed 1
+	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1
+	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1 --peer
 	$(BIN)/python -m pytest tests/job/test_strategies.py tests/job/test_own_plan.py tests/job/test_nodes.py tests/job/test_namespaces.py -m campaign
 
 clean:
