@@ -37,6 +37,7 @@ def jobs(draw: st.DrawFn) -> tuple[Values, Machine]:
     accelerator = draw(st.sampled_from(["cpu", "h100"]))
     slow = {"when_slow": draw(st.sampled_from(["auto", "skip", "wait"]))}
     tiers: list[Values] = [{"type": "memory", "every": draw(every())}]
+    tiers += [{"type": "peer", "every": draw(every())}] if nodes > 1 and draw(st.booleans()) else []
     for kind in ({"type": "disk"}, {"type": "object", "url": "s3://b/x"}):
         kept = {"keep_every": draw(st.sampled_from([12, 60, 97, 1000]))} if draw(st.integers(0, 3)) == 0 else {}
         tiers += [slow | kind | kept | {"every": draw(every())}] if draw(st.booleans()) else []
@@ -121,4 +122,4 @@ def test_a_narrower_interval_of_snapshots_takes_every_other_one_with_it() -> Non
     assert len({memory for memory, _ in widths}) > 3, "snapshots are made more often"
     for before, after in itertools.pairwise(widths):
         assert all(narrow <= wide for wide, narrow in zip(before, after, strict=True)), widths
-        assert all(slow % memory == 0 for memory, slow in (before, after))
+        assert all(slow % memory == 0 for memory, slow in (before, after)), widths
