@@ -16,6 +16,7 @@ from tests.engine.test_snapshot import stored
 from torch import Tensor, nn
 
 from dtrain.engine.copier import HostMover, Item
+from dtrain.engine.packs import Pack
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.state import StateError, TrainState, random_states, tensor_bytes
 from dtrain.tiers.memory import MemoryDir
@@ -65,6 +66,10 @@ class Slow(HostMover):
 
     def __init__(self) -> None:
         self.random = random.Random(5)
+
+    def fill(self, pack: Pack) -> None:
+        time.sleep(0.0001)
+        super().fill(pack)
 
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
         if self.random.random() < 0.1:
