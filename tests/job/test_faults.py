@@ -2,6 +2,7 @@
 
 import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
+from tests.job.test_peer import PROCESS
 
 from dtrain.tiers.faults import POINTS, fail_at
 from dtrain.tiers.jsonfile import read_lines
@@ -34,6 +35,7 @@ DRAINER: list[tuple[str, int | None]] = [
 def test_every_fault_point_has_a_case() -> None:
     cases = {point for deaths in WORKERS.values() for point, _, _ in deaths}
     cases |= {point for point, _ in DRAINER} | {point for point, *_ in EVALUATIONS}
+    cases |= {point for point, _ in PROCESS}
     assert cases == POINTS.keys()
 
 

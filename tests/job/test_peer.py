@@ -78,6 +78,25 @@ def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_o
             nodes.assert_nothing_left()
 
 
+PROCESS: list[tuple[str, int]] = [("peer.send", 3), ("peer.sent", 6)]
+"""Where the process of the peer tier dies, each time a step later."""
+
+
+def test_the_process_that_sends_dies_again_and_again_and_training_never_notices(tmp_path: Path, oracle: Job) -> None:
+    with cluster(tmp_path / "job") as nodes:
+        deaths = [fail_at(None, step, point, attempt=1 + at) for at, (point, step) in enumerate(PROCESS)]
+        nodes.start_all(TIERS, fault=f"{';'.join(deaths)};{slow(3)}")
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0, 0], ended
+        assert_same(nodes.job, oracle)
+        assert not nodes.job.events("fault")
+        told = [event["detail"] for event in nodes.job.events("warning")]
+        assert sum("process of the peer tier ended with -9: started again" in words for words in told) >= 2, told
+        last = max(event["step"] for event in nodes.job.events("committed") if event["tier"] == "peer")
+        assert last > 6, "copies are made again"
+        nodes.assert_nothing_left()
+
+
 def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
     with cluster(tmp_path / "job") as nodes:
         nodes.start_all(TIERS, fault=slow(4))
