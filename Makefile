@@ -36,7 +36,7 @@ campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.bit_flips --flips 10000 --seed 1
 	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1
 	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1 --peer
-	$(BIN)/python -m pytest tests/job/test_strategies.py tests/job/test_own_plan.py tests/job/test_nodes.py tests/job/test_namespaces.py -m campaign
+	$(BIN)/python -m pytest tests/job -m campaign
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

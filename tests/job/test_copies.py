@@ -55,7 +55,7 @@ def test_the_copy_is_refused_until_the_person_says_which_goes_on(job: Job, share
         assert "is a copy of it" in " ".join(refused.said.split())
 
 
-@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("another", [pytest.param(False, marks=pytest.mark.campaign), True])
 def test_a_run_whose_tier_was_taken_over_never_ends_as_if_all_was_well(job: Job, shared: Path, another: bool) -> None:
     both = tiers(shared)
     if another:

@@ -135,7 +135,7 @@ def test_the_process_that_forks_the_workers_killed(job: Job, oracle: Job) -> Non
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("module", ["dtrain.engine.nursery", "standin.py"])
+@pytest.mark.parametrize("module", ["dtrain.engine.nursery", pytest.param("standin.py", marks=pytest.mark.campaign)])
 def test_what_stands_between_launcher_and_workers_is_stopped(module: str, job: Job, oracle: Job) -> None:
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(8, STEPS + 1))
     process = job.start("run", "spec.yaml", "cluster.heartbeat_timeout=1s", fault=slow)
@@ -184,7 +184,14 @@ def test_only_the_launcher_killed(job: Job, oracle: Job) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("point", ["drain.begin", "drain.manifest", "drain.committed"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "drain.begin",
+        pytest.param("drain.manifest", marks=pytest.mark.campaign),
+        pytest.param("drain.committed", marks=pytest.mark.campaign),
+    ],
+)
 def test_cut_off_after_the_last_step_resume_brings_it_to_disk(point: str, job: Job, oracle: Job) -> None:
     process = job.start("run", "spec.yaml", fault=fail_at(None, STEPS, point, kind="stop", attempt=None))
     wait(job.stopped, 60, "the fault")

@@ -66,7 +66,8 @@ def test_two_nodes_of_two_workers_are_one_of_four(name: str, tmp_path: Path) -> 
         assert_same(nodes.job, oracle)
 
 
-@pytest.mark.parametrize("count", [pytest.param(4, marks=pytest.mark.campaign), 3])
+@pytest.mark.campaign
+@pytest.mark.parametrize("count", [3, 4])
 def test_more_than_two_nodes_are_one(count: int, tmp_path: Path) -> None:
     words = [f"training.global_batch_size={4 * count}", DISK]
     oracle = unbroken(tmp_path / "unbroken", count, words)

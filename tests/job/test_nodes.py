@@ -131,6 +131,7 @@ def test_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluste
     nodes.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, oracle: Job) -> None:
     windows = ";".join(fail_at(0, step, "window.forward", kind="slow", nth=1) for step in range(3, STEPS + 1))
     nodes.start_all(fault=f"{slow(3)};{windows}")  # it does not come to its end before the silence is noticed

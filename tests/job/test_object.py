@@ -109,6 +109,7 @@ def test_a_store_that_goes_away_does_not_stop_training_and_the_end_says_what_is_
     job.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_without_a_disk_what_the_store_has_not_got_stays_in_memory_until_it_is_back(job: Job, oracle: Job) -> None:
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(serving())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
@@ -97,6 +98,7 @@ def test_the_process_that_sends_dies_again_and_again_and_training_never_notices(
         nodes.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
     with cluster(tmp_path / "job") as nodes:
         nodes.start_all(TIERS, fault=slow(4))

@@ -160,7 +160,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield made
 
 
-@pytest.mark.parametrize(("rank", "point"), [(2, "window.backward"), (0, "window.forward")])
+@pytest.mark.parametrize(
+    ("rank", "point"), [(2, "window.backward"), pytest.param(0, "window.forward", marks=pytest.mark.campaign)]
+)
 def test_three_ranks_killed_and_restarted_sum_in_the_same_order(rank: int, point: str, job: Job, oracle: Job) -> None:
     ended = job.do("run", "spec.yaml", fault=fail_at(rank, 7, point))
     assert ended.code == 0, ended.said
@@ -236,7 +238,7 @@ def test_parameters_that_the_model_changes_itself_are_of_the_right_step(job: Job
         assert_same(job, unbroken)
 
 
-@pytest.mark.parametrize("tiers", ["[]", "[{type: disk, every: 4}]"])
+@pytest.mark.parametrize("tiers", [pytest.param("[]", marks=pytest.mark.campaign), "[{type: disk, every: 4}]"])
 def test_a_fault_that_returns_at_the_same_step_is_not_restarted_for_ever(tiers: str, job: Job) -> None:
     fault = fail_at(1, 6, "window.forward", attempt=None)
     ended = job.do("run", "spec.yaml", f"tiers={tiers}", fault=fault)

@@ -75,7 +75,7 @@ def test_without_tiers_the_losses_are_the_same(job: Job, oracle: Job) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("whom", ["launcher", "worker", "group"])
+@pytest.mark.parametrize("whom", ["launcher", "worker", pytest.param("group", marks=pytest.mark.campaign)])
 def test_row_97_sigterm_saves_and_ends_with_75(whom: str, job: Job, oracle: Job) -> None:
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(2, STEPS + 1))
     process = job.start("run", "spec.yaml", fault=slow)

@@ -40,7 +40,7 @@ STRATEGIES = {
     "pipeline and replicas, interleaved": ["strategy.pp=2", "strategy.pp_schedule=interleaved-1f1b"],
     "pipeline and tensor": ["strategy.pp=2", "strategy.tp=2"],
 }
-USUAL = {"tensor and fsdp", "pipeline and replicas, interleaved"}
+USUAL = {"pipeline and replicas, interleaved"}
 """All others run with `make campaigns`, and are in the chain."""
 CHAIN = ["fsdp", "tensor", "pipeline", "tensor and fsdp", "ddp", "pipeline and tensor", "hybrid"]
 BACK = [
