@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tests.campaigns.links import Links, made_links
 from tests.job.dtrain import SPEC, Job
+from tests.job.links import Links, made_links
 from tests.job.nodes import Cluster
 
 from dtrain.tiers.jsonfile import read_lines

@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests.job.dtrain import Job, assert_same
+from tests.job.links import Links, ip, made_links
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
@@ -20,53 +21,22 @@ STATE_BYTES = 2 * 289 * 2**10
 """Of the little model with its optimizer, over both ranks."""
 
 
-def ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
-
-
-@dataclass
-class Links:
-    """The namespaces, by node."""
-
-    names: list[str]
-
-    def exec(self, node: int, *words: str) -> list[str]:
-        return ["ip", "netns", "exec", self.names[node], *words]
-
-    def sent(self, node: int, interface: str) -> int:
-        """Bytes that a node has sent over an interface."""
-        counter = f"/sys/class/net/{interface}/statistics/tx_bytes"
-        return int(subprocess.run(self.exec(node, "cat", counter), check=True, capture_output=True).stdout)
-
-
 @pytest.fixture
 def links() -> Iterator[Links]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip")
-    names = [f"dtrain-test-{os.getpid()}-{node}" for node in range(2)]
-    try:
+    with ExitStack() as stack:
         try:
-            for name in names:
-                ip("netns", "add", name)
-            for number, interface in enumerate(("comp0", "stor0")):
-                peer = ("peer", "name", interface, "netns", names[1])
-                ip("link", "add", interface, "netns", names[0], "type", "veth", *peer)
-                for node, name in enumerate(names):
-                    ip("-n", name, "addr", "add", f"10.231.{number}.{1 + node}/24", "dev", interface)
-                    ip("-n", name, "link", "set", interface, "up")
-                    ip("-n", name, "link", "set", "lo", "up")
+            made = stack.enter_context(made_links(2))
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr}")
-        yield Links(names)
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        yield made
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, links: Links) -> Iterator[Cluster]:
     with cluster(tmp_path / "job") as made:
-        made.host = "10.231.0.1"
+        made.host = links.address(0)
         made.within = {node: links.exec(node) for node in range(2)}
         yield made
 

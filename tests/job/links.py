@@ -27,8 +27,14 @@ class Links:
     def address(self, node: int, channel: int = 0) -> str:
         return f"10.232.{channel}.{1 + node}"
 
-    def exec(self, node: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[node]]
+    def exec(self, node: int, *words: str) -> list[str]:
+        """A command that runs in a node's namespace."""
+        return ["ip", "netns", "exec", self.names[node], *words]
+
+    def sent(self, node: int, interface: str) -> int:
+        """Bytes that a node has sent over an interface."""
+        counter = f"/sys/class/net/{interface}/statistics/tx_bytes"
+        return int(subprocess.run(self.exec(node, "cat", counter), check=True, capture_output=True).stdout)
 
     def cut(self, node: int, interface: str) -> None:
         """Frames of both directions are lost from now on; the node's own side stays up, as behind a dead switch."""
@@ -60,8 +66,8 @@ class Links:
 @contextmanager
 def made_links(nodes: int) -> Iterator[Links]:
     """Raises CalledProcessError where there are no namespaces to be had."""
-    names = [f"dtrain-faults-{os.getpid()}-{node}" for node in range(nodes)]
-    hub = f"dtrain-faults-{os.getpid()}-hub"
+    names = [f"dtrain-test-{os.getpid()}-{node}" for node in range(nodes)]
+    hub = f"dtrain-test-{os.getpid()}-hub"
     links = Links(names, hub)
     try:
         for name in (hub, *names):
