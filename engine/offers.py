@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from ..tiers.agree import pairs_of, versions_from
 from ..tiers.jsonfile import dumps
 from ..tiers.layout import Version
 from ..tiers.memory import Slot
@@ -39,14 +40,14 @@ class Offers:
             if (record := slot.record()) is not None:
                 self._held[record.version] = slot
         marked = {version for version, slot in self._held.items() if slot.offered}
-        self._take_up(restored, marked, gather(dumps([_pairs(marked), restored in self._held])))
+        self._take_up(restored, marked, gather(dumps([pairs_of(marked), restored in self._held])))
         self._last = self.under_way or restored
 
     def _take_up(self, restored: Version | None, marked: set[Version], said: Sequence[bytes]) -> None:
         """Agree on what is under way; a version that a rank has lost is of no more use than as what was restored."""
         answers = [json.loads(one) for one in said]
         if restored is not None and all(has_it for _, has_it in answers):
-            common = set.intersection(*({_version(pair) for pair in pairs} for pairs, _ in answers))
+            common = frozenset.intersection(*(versions_from(pairs) for pairs, _ in answers))
             self.under_way = max((version for version in common if version <= restored), default=None)
             before = (version for version in marked if self.under_way is not None and version < self.under_way)
             self.kept = max(before, default=None)
@@ -92,11 +93,3 @@ class Offers:
 
     def _slot(self, version: Version) -> Slot:
         return self._held[version]
-
-
-def _pairs(versions: Iterable[Version]) -> list[list[int]]:
-    return [[version.attempt, version.step] for version in sorted(versions)]
-
-
-def _version(pair: Sequence[int]) -> Version:
-    return Version(attempt=pair[0], step=pair[1])

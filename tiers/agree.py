@@ -44,9 +44,9 @@ class Held:
     def to_json(self) -> dict[str, Any]:
         """Form for messages."""
         return {
-            "memory": _pairs(self.memory),
-            "pinned": _pairs(self.pinned),
-            "seen": {tier: _pairs(versions) for tier, versions in self.seen.items()},
+            "memory": pairs_of(self.memory),
+            "pinned": pairs_of(self.pinned),
+            "seen": {tier: pairs_of(versions) for tier, versions in self.seen.items()},
             "highest": self.highest,
             "shards": [
                 [version.attempt, version.step, found.world, sorted(found.ranks)]
@@ -69,7 +69,8 @@ def held_from_json(value: Mapping[str, Any]) -> Held:
         raise ValueError(f"not what a node holds: {error}") from error
 
 
-def _pairs(versions: Iterable[Version]) -> list[list[int]]:
+def pairs_of(versions: Iterable[Version]) -> list[list[int]]:
+    """Versions as messages have them."""
     return [[version.attempt, version.step] for version in sorted(versions)]
 
 

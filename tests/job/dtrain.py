@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from dtrain.tiers.faults import fail_at
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir
 from dtrain.tiers.memory import memory_dir
@@ -166,6 +167,11 @@ class Job:
         assert not odd
         if checkpoints.is_dir():
             assert all((folder / "manifest.json").is_file() for folder in checkpoints.iterdir())
+
+
+def slow(first: int, last: int = STEPS, attempt: int | None = 1) -> str:
+    """Steps that leave time for something to happen in them."""
+    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=attempt) for step in range(first, last + 1))
 
 
 def finish(process: subprocess.Popen[str], started: float | None = None, timeout: float = 90) -> Ended:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, cleaned, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, cleaned, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster, spec_of
 
-from dtrain.tiers.faults import fail_at
 from dtrain.tiers.jsonfile import read_lines
 
 TOLERANCE = 1e-4
@@ -38,13 +37,8 @@ def nodes(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def slow(first: int) -> str:
-    """Steps that leave time for something to happen in them."""
-    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=None) for step in range(first, STEPS + 1))
-
-
 def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: Job) -> None:
-    nodes.start_all(*WORDS, fault=slow(4))
+    nodes.start_all(*WORDS, fault=slow(4, attempt=None))
     wait_for_step(nodes.job, 5)
     nodes.kill_node(2)
     shutil.rmtree(nodes.memory(2).path, ignore_errors=True)  # the machine is gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, cleaned, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, cleaned, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster, spec_of
 
 from dtrain.tiers.faults import fail_at
@@ -26,11 +26,6 @@ DISK = f"tiers=[{{type: memory, every: 1}}, {{type: disk, every: {STEPS}}}]"
 """Late, so that the drainer of a dead launcher does not bring the newest snapshot to the disk before a resume."""
 
 
-def slow(first: int, attempt: int) -> str:
-    """Steps that leave time for something to happen in them."""
-    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=attempt) for step in range(first, STEPS + 1))
-
-
 def unbroken(folder: Path, workers: int, words: list[str]) -> Job:
     """The same job on one node, to its end."""
     job = Job(folder, {"OMP_NUM_THREADS": "1"})
@@ -44,7 +39,7 @@ def unbroken(folder: Path, workers: int, words: list[str]) -> Job:
 def lose_a_worker_then_a_node(nodes: Cluster, words: list[str], rank: int) -> None:
     """Kill a worker of the last node in step 4, its launcher after step 7, and start it again."""
     last = nodes.nodes - 1
-    nodes.start_all(*words, fault=f"{fail_at(rank, 4, 'window.backward')};{slow(7, 2)}")
+    nodes.start_all(*words, fault=f"{fail_at(rank, 4, 'window.backward')};{slow(7, attempt=2)}")
     wait_for_step(nodes.job, 7)
     nodes.kill_node(last)
     wait(lambda: len(nodes.job.events("fault")) == 2, 20, "the death to be noticed")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, finish, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -21,11 +21,6 @@ from dtrain.tiers.faults import fail_at
 def nodes(tmp_path: Path) -> Iterator[Cluster]:
     with cluster(tmp_path / "job") as made:
         yield made
-
-
-def slow(first: int, last: int = STEPS, attempt: int | None = 1) -> str:
-    """Steps that leave time for something to happen in them."""
-    return ";".join(fail_at(0, step, "step.start", kind="slow", attempt=attempt) for step in range(first, last + 1))
 
 
 def test_two_nodes_train_as_one_and_a_killed_worker_is_answered_by_a_restart(nodes: Cluster, oracle: Job) -> None:

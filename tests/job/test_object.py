@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, finish, wait
+from tests.job.dtrain import STEPS, Job, assert_same, finish, slow, wait
 from tests.tiers.s3 import BUCKET, ENVIRONMENT, SECRETS, call, keys, serving
 
-from dtrain.tiers.faults import fail_at
 from dtrain.tiers.memory import memory_dir
 
 WITH_DISK = "{{type: memory}}, {{type: disk, every: 3, keep: 3}}, {{type: object, every: 3, keep: 2, {where}}}"
@@ -26,11 +25,6 @@ def steps_of(endpoint: str, prefix: str) -> list[str]:
 def tiers(form: str, endpoint: str, prefix: str) -> str:
     where = f'url: "s3://{BUCKET}/{prefix}", endpoint: "{endpoint}"'
     return f"tiers=[{form.format(where=where)}]"
-
-
-def slow(first: int, last: int) -> str:
-    """Steps that take their time."""
-    return ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(first, last + 1))
 
 
 @pytest.fixture

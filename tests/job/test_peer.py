@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
 
 TIERS = f"tiers=[{{type: memory, every: 1}}, {{type: peer, every: 1}}, {{type: disk, every: {STEPS}}}]"
 MEMORY_ONLY = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}]"
-
-
-def slow(first: int, last: int = STEPS) -> str:
-    """Steps of the first attempt that leave time for something to happen in them."""
-    return ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(first, last + 1))
 
 
 def lose_and_replace(nodes: Cluster, node: int, at_step: int, *words: str) -> None:
