@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,8 +56,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:  # it was there, and gone before anybody could see that it was a folder
-        if folder.exists() and not folder.is_dir():
-            raise
+        with contextlib.suppress(FileNotFoundError):  # one look: between two it may go and come again
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise
 
 
 def _make(copy: Path, lock: Path, fetch: Fetch) -> None:
