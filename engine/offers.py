@@ -17,19 +17,29 @@ from ..tiers.layout import Version
 from ..tiers.memory import Slot
 from .decided import Copied
 
+WAIT_S = 0.002
+
 
 class Offers:
     """This rank's part of the peer tier."""
 
     def __init__(
-        self, slots: Sequence[Slot], every: int, restored: Version | None, gather: Callable[[bytes], list[bytes]]
+        self,
+        slots: Sequence[Slot],
+        every: int,
+        restored: Version | None,
+        gather: Callable[[bytes], list[bytes]],
+        patience_s: float = 0.0,
     ) -> None:
         """Take up what earlier attempts have left in `slots`; all ranks must call it.
 
         `every`: steps between two versions, at least. `restored` is what this attempt goes on from; `gather` gives on
-        every rank what each of them says.
+        every rank what each of them says. `patience_s`: for so long training may wait for one version to be with all
+        peers; 0: never.
         """
-        self.every = every
+        self.every, self.patience_s = every, patience_s
+        self._given_up: Version | None = None
+        """Which training waits for no longer: a peer takes nothing, and the job goes on without it."""
         self.under_way: Version | None = None
         """The same on all ranks."""
         self.kept: Version | None = None
@@ -66,6 +76,21 @@ class Offers:
     def busy(self) -> bool:
         """Tell whether a peer of this rank has not got yet what is under way."""
         return self.under_way is not None and not self._slot(self.under_way).is_sent(self.under_way)
+
+    def wait(self, newest: Version | None, alive: Callable[[], None]) -> float:
+        """Where the `newest` version is due, wait until the one before it is with this rank's peers; returns seconds.
+
+        So the peers are never further behind than by what is sent in one step, and a lost node repeats two at most.
+        `alive` is called again and again.
+        """
+        started = time.perf_counter()
+        while newest is not None and self._is_due(newest) and self.under_way != self._given_up and self.busy():
+            if time.perf_counter() - started > self.patience_s:
+                self._given_up = self.under_way
+                break
+            alive()
+            time.sleep(WAIT_S)
+        return time.perf_counter() - started
 
     def decide(self, newest: Version | None, slots: Iterable[Slot], *, busy: bool) -> Copied | None:
         """At the end of a step: note what all peers have, and offer the `newest` version if it is due.

@@ -142,7 +142,7 @@ class Snapshots:
         """The tensor for which this rank does not keep the current snapshot."""
         self.copy_seconds = 0.0
         self.waited_s = 0.0
-        """For slots that the drainer held, over all snapshots."""
+        """For slots that the drainer held, and for copies on their way to other nodes, over all snapshots."""
         self._began = 0.0
         self.items: list[Item] = []
         self.runs: list[range] = []
@@ -437,6 +437,12 @@ class Snapshots:
     def _keeps(self, version: Version | None) -> bool:
         """Tell whether copies on other nodes need a version."""
         return self.offers is not None and self.offers.keeps(version)
+
+    def wait_for_peers(self) -> None:
+        """Before the ranks agree on what other nodes get next: wait for what is under way to them, where it is late."""
+        if self.offers is not None:
+            newest = self.current if self.current is not None and self.refused is None else self.safe
+            self.waited_s += self.offers.wait(newest, self.alive)
 
     def share(self, *, busy: bool) -> Copied | None:
         """Decide what other nodes get next; `busy` is what all ranks agreed on. Returns what they have got."""

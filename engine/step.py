@@ -94,6 +94,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     context.beat()
     with clock.waiting("stall"):
         copied = snapshots.finish() if snapshots is not None else 0
+        if snapshots is not None:
+            snapshots.wait_for_peers()
     mean, stop, drain_busy, peers_busy, clean = _agree(context, loss, snapshots)
     committed, refused = settle(context, snapshots, clean=clean)
     offered = snapshots.offer(drain_busy=drain_busy) if snapshots is not None else None

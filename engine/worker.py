@@ -163,11 +163,12 @@ class Worker:
         return snapshots
 
     def _offers(self, context: Context, restored: Version | None) -> Offers | None:
-        peer = self.plan.tier("peer")
-        if peer is None:
+        peer, tier = self.plan.tier("peer"), self.spec.peer_tier
+        if peer is None or tier is None:
             return None
+        patience_s = self.spec.cluster.heartbeat_timeout / 2 if tier.waits else 0.0
         slots = self.memory.slots(context.rank, context.world, SLOTS + PEER_SLOTS)
-        return Offers(slots, peer.every, restored, context.gather_bytes)
+        return Offers(slots, peer.every, restored, context.gather_bytes, patience_s)
 
     def _step(
         self,

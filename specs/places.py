@@ -29,8 +29,14 @@ class PeerTier(Block):
     replicas: PositiveInt = 1
     """Other nodes that get a copy of each node's snapshots."""
     every: Literal["auto"] | PositiveInt = "auto"
-    """Steps between copies, at least; auto: planned. A copy begins when the one before is with all nodes, so a slow
-    channel makes them rarer; training never waits."""
+    """Steps between copies. A copy begins when the one before is with all nodes: with a number training waits for that
+    at the end of a step, for at most half of `heartbeat_timeout`; auto: planned, and where the channel is slower than
+    planned copies become rarer, for training never waits."""
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether training waits when a copy is due and the one before is not done."""
+        return self.every != "auto"
 
 
 class SlowTier(Block):

@@ -8,7 +8,8 @@ node is killed (and with `--peer` loses its memory), a node stands still and goe
 is killed while the job is recovering; with `--links` also: the compute or the storage link of a node, or the way from
 one node to another, is cut for a while. What a scheduler would do is done here: a launcher that has ended is started
 again with the same command; all of them, when node 0 has ended. When a job has had its share, it is let run to its end
-and compared: every loss and the state's digest, bit for bit. Exit code 1 when anything was different, or did not end.
+and compared: every loss and the state's digest, bit for bit. Exit code 1 when anything was different, or did not end,
+or when a restart repeats more than two steps of an attempt that had copies in other nodes' memory.
 The seed gives the same faults again, their moments as far as a machine's timing does.
 """
 
@@ -41,7 +42,9 @@ PER_JOB = 5
 TURN_S = 0.05
 NO_PROGRESS_S = 60.0
 """Longest wait for the next finished step, or for the end."""
-PEER = "  - {type: peer, replicas: 1}\n"
+PEER = "  - {{type: peer, every: 1, replicas: 1}}\n"
+MOST_REPEATED = 2
+"""Steps done again at most where other nodes had a copy."""
 CHANNELS = "cluster.channels={compute: {interface: comp0}, storage: {interface: stor0}}"
 DONE, PREEMPTED = 0, 75
 
@@ -66,7 +69,9 @@ class Ground:
     def __init__(self, folder: Path, options: argparse.Namespace, links: Links | None, steps: int = STEPS) -> None:
         self.options, self.links, self.nodes = options, links, options.nodes
         text = SPEC.replace("workers_per_node: 2", f"workers_per_node: 1, nodes: {self.nodes}, rejoin_timeout: 60s")
-        text = text.replace("  - {type: disk, every: 3", (PEER if options.peer else "") + "  - {type: disk, every: 10")
+        disk = "  - {{type: disk, every: 3"
+        assert disk in text
+        text = text.replace(disk, (PEER if options.peer else "") + "  - {{type: disk, every: 10")
         job = Job(folder, {"OMP_NUM_THREADS": "1"})
         job.write_spec(text.replace("global_batch_size: 16", f"global_batch_size: {4 * self.nodes}"), steps)
         self.cluster = Cluster(job)
@@ -273,12 +278,24 @@ def compare(ground: Ground, oracle: tuple[dict[int, float], str], tally: Tally) 
         tally.wrong.append(f"{name}: the loss of step {first} is {found.get(first)}, not {losses[first]}")
     if ground.job.digest() != digest:
         tally.wrong.append(f"{name}: another digest")
+    copied = [event for event in ground.job.events("committed") if event["tier"] == "peer"]
+    if ground.options.peer and not copied:
+        tally.wrong.append(f"{name}: nothing was ever copied to other nodes")
+    restored = {event["attempt"]: event for event in ground.job.events("restored")}
     reached, attempt = 0, None
     for line in read_lines(ground.job.run.metrics):
         if line["attempt"] != attempt and attempt is not None:
             tally.repeated.append(max(0, reached - line["step"] + 1))
+            had_copy = any(event["attempt"] == attempt for event in copied)
+            if had_copy and tally.repeated[-1] > MOST_REPEATED:
+                began = restored.get(line["attempt"], {})
+                tally.wrong.append(
+                    f"{name}: attempt {line['attempt']} repeats {tally.repeated[-1]} steps after step {reached} of "
+                    f"attempt {attempt}, whose copies other nodes have; it began from {began.get('tier')} "
+                    f"{began.get('step')}, passed over: {began.get('skipped')}"
+                )
         attempt, reached = line["attempt"], max(reached, line["step"])
-    tally.restored.update(event["tier"] for event in ground.job.events("restored"))
+    tally.restored.update(event["tier"] for event in restored.values())
 
 
 def campaign(options: argparse.Namespace, folder: Path, links: Links | None) -> Tally:

@@ -189,3 +189,33 @@ def test_a_copy_under_way_is_no_promise(tmp_path: Path) -> None:
         cluster.train()
     assert cluster.promised is None
     assert cluster.offers[0].under_way == Version(attempt=1, step=1)
+
+
+def test_training_waits_for_a_late_copy_and_for_one_that_nobody_takes_only_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2, 1, 1, random.Random(1))
+    cluster.train()
+    offers = cluster.offers[0]
+    looks: list[bool] = []
+
+    def alive() -> None:
+        looks.append(offers.busy())
+        if len(looks) > 3:
+            cluster.send()
+
+    for one in cluster.offers:
+        one.patience_s = 60.0
+    offers.wait(Version(attempt=1, step=2), alive)
+    assert len(looks) > 3
+    assert not offers.busy()
+    for other in cluster.offers[1:]:
+        other.wait(Version(attempt=1, step=2), cluster.send)
+    cluster.train()
+    assert offers.under_way == Version(attempt=1, step=2), "a promise, and the next one is on its way"
+    assert cluster.promised == Version(attempt=1, step=1)
+    offers.patience_s = 0.01
+    looks.clear()
+    offers.wait(Version(attempt=1, step=3), lambda: looks.append(True))
+    assert looks
+    looks.clear()
+    offers.wait(Version(attempt=1, step=4), lambda: looks.append(True))
+    assert not looks

@@ -53,6 +53,8 @@ def test_a_slow_network_makes_copies_rarer_and_the_disk_is_not_bound_to_them() -
     assert peer.every == 2
     assert plan_of(THREE).tiers[1].every == 1
     assert peer.write_s == pytest.approx(3 * (plan.model.state_bytes_per_rank or 0) / 1e6)
+    assert any("repeats up to 4 steps" in line for line in plan.warnings), "two steps are promised for every: 1 alone"
+    assert not any("repeats up to" in line for line in plan_of(THREE).warnings)
     assert disk.every == 5, "no multiple of the peers' interval"
     assert not any("multiple" in line for line in plan.warnings)
 
