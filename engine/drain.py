@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from ..specs.codes import Code
 from ..tiers.drainer import DrainJob
-from ..tiers.jsonfile import append_event, replace
+from ..tiers.jsonfile import append_event
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
+from .helper import Helper
 
 DEATHS_IN_A_ROW = 5
 FAR_PATIENCE_S = 180.0  # a request to an object store may wait and be sent again meanwhile
+END_S = 1.0
+"""Longest wait for one that was killed: it may be stuck in the kernel."""
 PAUSE_S = 60.0  # after that many, before the next try
 POLL_S = 0.05
 
@@ -61,7 +59,7 @@ class DrainerProcess:
         self.starts = 0
         self.deaths = 0
         self._paused_until: float | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Helper | None = None
         self._pulse: Pulse | None = None
 
     def start(self) -> None:
@@ -69,30 +67,13 @@ class DrainerProcess:
         self.starts += 1
         self._paused_until = None
         path = self.memory.path / "drainer.json"
-        replace(path, self.job.to_bytes())
-        with self._log() as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dtrain.tiers.drainer", str(path)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**os.environ, "DTRAIN_ATTEMPT": str(self.starts)},
-            )
+        self._process = Helper(self.run, "dtrain.tiers.drainer", path, self.job.to_bytes(), self.starts)
         self._pulse = Pulse(self._process.pid)
-
-    def _log(self) -> IO[bytes]:
-        """Where its last words go; a disk that is full is no reason to do without it."""
-        try:
-            self.run.logs.mkdir(exist_ok=True)
-            return self.run.drainer_log.open("ab")
-        except OSError:
-            return Path(os.devnull).open("ab")
 
     @property
     def running(self) -> bool:
         """Tell whether the process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.ended is None
 
     def tend(self, attempt: int) -> None:
         """Look after it; to be called a few times a second."""
@@ -113,13 +94,12 @@ class DrainerProcess:
         still_s = self._pulse.still_s(busy=bool(self.memory.pending()))
         if still_s > self.patience_s:
             self._tell(attempt, f"the drainer stood still for {still_s:.1f} s with a checkpoint under way; ended")
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=1)  # one that is stuck in the kernel stays for a while
+            self._process.kill(END_S)
 
     def _bury(self, attempt: int) -> None:
         assert self._process is not None
-        code, self._process = self._process.returncode, None
+        code, process, self._process = self._process.ended, self._process, None
+        process.end(END_S)
         if code == Code.MISSING_RESOURCE:
             self.on_failed_tier()
             return
@@ -162,27 +142,23 @@ class DrainerProcess:
         if self._process is None:
             return True
         process, self._process = self._process, None
-        assert process.stdin is not None
         assert self._pulse is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(b"stop\n")
-            process.stdin.flush()
+        process.say(b"stop\n")
         deadline = time.monotonic() + timeout_s
         far_deadline = time.monotonic() + (timeout_s if far_timeout_s is None else far_timeout_s)
-        while process.poll() is None:
+        while process.ended is None:
             if time.monotonic() > far_deadline and not self.memory.pending():
-                process.kill()
-                process.wait(timeout=1)
+                process.kill(END_S)
+                process.end(END_S)
                 return True
             if time.monotonic() > deadline or self._pulse.still_s(busy=True) > self.patience_s:
-                process.kill()
+                process.kill(END_S)
                 break
             time.sleep(POLL_S)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            process.stdin.close()
-            process.wait(timeout=1)
-        return process.returncode == 0
+        process.end(END_S)
+        return process.ended == 0
 
 
-def _words(code: int) -> str:
+def _words(code: int | None) -> str:
+    assert code is not None
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..planners.placement import place
 from ..planners.plan import Plan
 from ..specs.models import Spec
-from ..tiers.jsonfile import append_event, replace
+from ..tiers.jsonfile import append_event
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
 from ..tiers.peer import PeerJob
 from ..tiers.seal import Seal
+from .helper import Helper
 from .network import NetworkError, address_of
 
 START_S = 20.0
@@ -70,7 +65,7 @@ class Peers(NoPeers):
         assert planned is not None
         self.placement = place(spec.cluster.nodes, spec.peer_tier.replicas, spec.cluster.nodes_per_zone)
         self.pace_bytes_per_s, self.patience_s = planned.pace_bytes_per_s, spec.cluster.heartbeat_timeout
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Helper | None = None
         self._address: Address | None = None
         self._told: dict[str, Any] | None = None
         self._starts = self._deaths = 0
@@ -113,12 +108,12 @@ class Peers(NoPeers):
     def tend(self, attempt: int) -> None:
         """As `NoPeers.tend`."""
         process = self._process
-        if process is None or process.poll() is None:
+        if process is None or process.ended is None:
             return
         self._process, self._deaths = None, self._deaths + 1
         again = self._deaths < MAX_DEATHS and self._address is not None
         ending = "started again" if again else "not started again before the next attempt"
-        detail = f"the process of the peer tier ended with {process.returncode}: {ending}"
+        detail = f"the process of the peer tier ended with {process.ended}: {ending}"
         self._warn(attempt, detail)
         if again and self._address is not None:
             try:
@@ -134,18 +129,8 @@ class Peers(NoPeers):
 
     def _end(self) -> None:
         process, self._process, self._address = self._process, None, None
-        if process is None:
-            return
-        with contextlib.suppress(OSError):
-            assert process.stdin is not None
-            process.stdin.close()
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            process.end(STOP_S)
 
     def _start(self, host: str, port: int) -> None:
         """Raises OSError when it does not come up."""
@@ -154,44 +139,20 @@ class Peers(NoPeers):
             str(self.run.root), str(self.memory.path), self.run_id, node, host, port,
             placement.holders[node], placement.kept_by(node), self.pace_bytes_per_s, self.patience_s,
         )  # fmt: skip
-        path = self.memory.path / "peer.json"
-        replace(path, job.to_bytes())
         self._starts += 1
-        with self._log() as output:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dtrain.tiers.peer", str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-                env={**os.environ, "DTRAIN_ATTEMPT": str(self._starts)},
-            )
-        self._process = process
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_S)
-        line = process.stdout.readline() if ready else ""
+        path = self.memory.path / "peer.json"
+        process = Helper(self.run, "dtrain.tiers.peer", path, job.to_bytes(), self._starts, says=True)
         try:
-            self._address = [host, int(json.loads(line)["port"])]
+            self._address = [host, int(json.loads(process.hear(START_S))["port"])]
         except (ValueError, KeyError, TypeError) as error:
-            self._process = None
-            process.kill()
-            process.wait()
+            process.kill(STOP_S)
+            process.end(STOP_S)
             raise OSError(f"the process of the peer tier does not start; see {self.run.drainer_log}") from error
-
-    def _log(self) -> IO[bytes]:
-        try:
-            self.run.logs.mkdir(parents=True, exist_ok=True)
-            return self.run.drainer_log.open("ab")
-        except OSError:
-            return Path(os.devnull).open("ab")
+        self._process = process
 
     def _pass_on(self) -> None:
-        if self._process is None or self._process.stdin is None or self._told is None:
-            return
-        with contextlib.suppress(OSError):  # it has died, which is seen to soon
-            self._process.stdin.write(json.dumps(self._told) + "\n")
-            self._process.stdin.flush()
+        if self._process is not None and self._told is not None:
+            self._process.say(json.dumps(self._told).encode() + b"\n")
 
 
 def peers_of(run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, seal: Seal) -> NoPeers:

@@ -130,7 +130,7 @@ def test_a_peer_that_was_replaced_gets_everything_again(nodes: list[Node], tmp_p
 def test_a_process_that_dies_is_started_again_at_its_port(nodes: list[Node]) -> None:
     door, pid = nodes[1].peers.door(lambda: "lo"), nodes[1].pid()
     os.kill(pid, signal.SIGKILL)
-    wait(lambda: nodes[1].peers._process is not None and nodes[1].peers._process.poll() is not None)
+    wait(lambda: nodes[1].peers._process is not None and nodes[1].peers._process.ended is not None)
     slot = nodes[0].snapshot(1)
     nodes[1].peers.tend(1)
     assert (nodes[1].peers.door(lambda: "lo"), nodes[1].pid() != pid) == (door, True)
