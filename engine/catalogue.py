@@ -16,7 +16,7 @@ from ..tiers.digest import digest, state_digest
 from ..tiers.jsonfile import dumps
 from .context import Context
 from .parallel.layout import local_of
-from .state import DTYPE_TAGS, TrainState, infos, tensor_bytes
+from .state import DTYPE_TAGS, StateError, TrainState, infos, tensor_bytes
 
 TORCH_DTYPES = {tag: dtype for dtype, tag in DTYPE_TAGS.items()}
 
@@ -91,6 +91,19 @@ def state_digest_of(state: TrainState, everything: Catalogue, context: Context) 
                 _send(local_of(live[name]), mine[name], context)
         return ""
     return state_digest(_gathered(everything, live, mine, context))
+
+
+def check_ends(state: TrainState, context: Context) -> None:
+    """Raise StateError unless both ends of a pipeline hold the same of what they share; every rank must call it."""
+    mine = b""
+    if state.ends is not None and state.ends.parameter is not None:
+        parameter = state.ends.parameter
+        held = [parameter, *(value for value in state.optimizer.state[parameter].values() if isinstance(value, Tensor))]
+        mine = "".join(digest(tensor_bytes(local_of(tensor))) for tensor in held).encode()
+    found = context.gather_bytes(mine)
+    first, last = (found[context.mesh.at_stage(context.rank, stage)] for stage in (0, context.mesh.pp - 1))
+    if not context.all_agree(first == last):
+        raise StateError("the first and the last stage of the pipeline do not hold the same tied embedding")
 
 
 def _gathered(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -76,7 +76,12 @@ def lower(model: nn.Module) -> None:
 
 def updated_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Tensor]:
     """What the update of a model works on, with gradients, in the order of its parameters: they, or fp32 copies."""
-    if not isinstance(optimizer, Masters):
-        return list(model.parameters())
-    optimizer.take_gradients()
-    return [optimizer.copies.get(parameter, parameter) for parameter in model.parameters()]
+    if isinstance(optimizer, Masters):
+        optimizer.take_gradients()
+    return updated_of(optimizer, model.parameters())
+
+
+def updated_of(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """These parameters, or their fp32 copies where the update works on such."""
+    copies = optimizer.copies if isinstance(optimizer, Masters) else {}
+    return [copies.get(parameter, parameter) for parameter in parameters]

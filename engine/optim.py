@@ -140,15 +140,17 @@ def clip_cut_gradients(
     max_norm: float | None,
     mesh: Mesh,
     sum_over_ranks: Callable[[list[float]], list[float]],
+    shared: Tensor | None = None,
 ) -> float:
     """As `clip_gradients` for parameters that are cut over the ranks: each square counts once.
 
-    What n ranks hold alike counts 1/n on each of them; the sum over all ranks is taken in float64.
+    What n ranks hold alike counts 1/n on each of them; the sum over all ranks is taken in float64. `shared` is the
+    parameter that both ends of a pipeline hold.
     """
     squares = 0.0
-    gradients = _settled(parameters)
-    for cut, found in gradients.items():
-        alike = math.prod(getattr(mesh, dim) for dim in WITHIN_STAGE if dim not in cut)
+    gradients = _settled(parameters, shared)
+    for (cut, stages), found in gradients.items():
+        alike = stages * math.prod(getattr(mesh, dim) for dim in WITHIN_STAGE if dim not in cut)
         squares += float(torch.nn.utils.get_total_norm(found)) ** 2 / alike
     norm = math.sqrt(sum_over_ranks([squares])[0])
     if max_norm is not None and math.isfinite(norm):
@@ -157,18 +159,25 @@ def clip_cut_gradients(
     return norm
 
 
-def _settled(parameters: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:
-    """This rank's parts of all gradients by the dimensions they are cut over, sums over ranks completed."""
-    found: dict[tuple[str, ...], list[Tensor]] = {}
+def _settled(parameters: Iterable[Tensor], shared: Tensor | None) -> dict[tuple[tuple[str, ...], int], list[Tensor]]:
+    """This rank's parts of all gradients, sums over ranks completed.
+
+    By the dimensions they are cut over and the number of stages that hold them.
+    """
+    found: dict[tuple[tuple[str, ...], int], list[Tensor]] = {}
     for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            if gradient.placements != parameter.placements:  # a norm that has seen a part of each sequence
-                gradient = gradient.redistribute(placements=parameter.placements)
-                parameter.grad = gradient
-            found.setdefault(cut_dims(parameter), []).append(local_of(gradient))
-        else:
-            found.setdefault((), []).append(gradient)
+        gradient = settled(parameter)
+        if gradient is not None:
+            found.setdefault((cut_dims(parameter), 2 if parameter is shared else 1), []).append(gradient)
     return found
+
+
+def settled(parameter: Tensor) -> Tensor | None:
+    """This rank's part of a gradient, its sum over ranks completed."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        if gradient.placements != parameter.placements:  # a norm that has seen a part of each sequence
+            gradient = gradient.redistribute(placements=parameter.placements)
+            parameter.grad = gradient
+        return local_of(gradient)
+    return gradient

@@ -20,8 +20,10 @@ from .data.build import Batches, HeldOut, build_data
 from .data.text import DataError
 from .masters import lower
 from .models.build import build_model, compute_loss, to_device
+from .models.gpt import Gpt
 from .optim import Average, build_optimizer
 from .parallel import own
+from .parallel.ends import Ends
 from .parallel.pipeline import schedule_of
 from .parallel.wrap import Spread, fill, replicated, spread
 from .passes import Loop, Passes, Pipeline, Unwatched, Watch
@@ -42,11 +44,12 @@ class Parts:
     held_out: HeldOut | None = None
     mesh: Mesh = ALONE
     rank: int = 0
+    ends: Ends | None = None
 
     @property
     def state(self) -> TrainState:
         """Model and optimizer as named tensors."""
-        return TrainState(self.model, self.optimizer, self.moving, self.mesh, self.rank)
+        return TrainState(self.model, self.optimizer, self.moving, self.mesh, self.rank, self.ends)
 
     @cached_property
     def ties(self) -> dict[str, str]:
@@ -117,6 +120,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     spread_out = spread(model, spec, context.mesh, context.device_mesh, context.rank, line)
     if by_name:
         fill(spread_out, spec, context.mesh, context.device, context.rank)
+    ends = Ends.of(model, context.mesh, context.rank) if spread_out.tied_ends and isinstance(model, Gpt) else None
     training = spec.training
     optimizer = build_optimizer(
         model, training.optimizer, ema=training.ema_decay is not None, masters=training.precision == "bf16"
@@ -125,7 +129,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     passes = _passes(spread_out, spec, context)
     parts = Parts(
         spec, model, passes, optimizer, batches, batches.fingerprint(),
-        held_out=held_out, mesh=context.mesh, rank=context.rank,
+        held_out=held_out, mesh=context.mesh, rank=context.rank, ends=ends,
     )  # fmt: skip
     _check_same_data(parts, context)
     parts = replace(parts, moving=_warm_up(parts, context))
@@ -169,8 +173,8 @@ def _warm_up(parts: Parts, context: Context) -> frozenset[str]:
     for _ in range(2):  # the second forward pass is where the buckets are regrouped
         precision = partial(context.autocast, parts.spec.training.precision)
         parts.passes.run(repeat(batch), count, Unwatched(context), precision)
+        parts.optimizer.zero_grad(set_to_none=True)  # they hold the old buckets, which would lie beside the new ones
         context.beat()
-    parts.optimizer.zero_grad(set_to_none=True)
     moved = {name for name, parameter in model.named_parameters() if parameter._version != versions[name]}
     return frozenset(f"model.{name}" for name in moved | _put_back(model, kept))
 

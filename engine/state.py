@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..planners.mesh import ALONE, Mesh
 from ..planners.shards import Held, TensorInfo
 from ..tiers.digest import digest, state_digest
+from .parallel.ends import Ends
 from .parallel.layout import held_of, local_of
 
 DTYPE_TAGS: dict[torch.dtype, str] = {
@@ -72,6 +73,8 @@ class TrainState:
     moving: frozenset[str] = frozenset()
     mesh: Mesh = ALONE
     rank: int = 0
+    ends: Ends | None = None
+    """What both ends of a pipeline hold, where there is such a thing."""
 
     @cached_property
     def buffers(self) -> Buffers:
@@ -95,9 +98,11 @@ class TrainState:
 
     def held(self) -> list[Held]:
         """What this rank holds of the constant tensors, in their order; nothing of one that is cut too small for it."""
-        found = []
+        found, places = [], self.places()
         for name, tensor in self.constant().items():
-            box = held_of(TensorInfo(name, tag_of(tensor, name), tuple(tensor.shape)), tensor, self.mesh, self.rank)
+            info = TensorInfo(name, tag_of(tensor, name), tuple(tensor.shape))
+            shared = self.ends is not None and places[name][0] is self.ends.parameter
+            box = held_of(info, tensor, self.mesh, self.rank, ends=shared)
             if box is not None:
                 found.append(box)
         return found
@@ -128,7 +133,7 @@ class TrainState:
     def ties(self) -> dict[str, str]:
         """Further names of shared parameters → the name they are stored under."""
         first: dict[int, str] = {}
-        aliases = {}
+        aliases = {} if self.ends is None else self.ends.ties()
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             kept = first.setdefault(id(parameter), f"model.{name}")
             if kept != f"model.{name}":

@@ -14,7 +14,7 @@ from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
 from .decided import Copied, Offered, Refused
-from .masters import updated_by
+from .masters import updated_by, updated_of
 from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate, unscale
 from .parts import Parts
 from .passes import Watch
@@ -200,9 +200,14 @@ def _update(
 def _clipped(parts: Parts, context: Context, scale: LossScale | None) -> float:
     """Clip the gradients; returns their norm before, the scale of the loss taken out of both."""
     limit = parts.spec.training.max_grad_norm
+    if parts.ends is not None:
+        parts.ends.add_up()
     parameters = updated_by(parts.optimizer, parts.model)
     if scale is not None:
         unscale(parameters, scale.scale)
     if context.device_mesh is None:
         return float(clip_gradients(parameters, limit))
-    return clip_cut_gradients(parameters, limit, context.mesh, context.sum_over_ranks)
+    shared = None
+    if parts.ends is not None and parts.ends.parameter is not None:
+        (shared,) = updated_of(parts.optimizer, [parts.ends.parameter])
+    return clip_cut_gradients(parameters, limit, context.mesh, context.sum_over_ranks, shared)

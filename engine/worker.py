@@ -18,7 +18,7 @@ from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import Version
 from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir
-from .catalogue import catalogue, state_digest_of
+from .catalogue import catalogue, check_ends, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
@@ -115,6 +115,8 @@ class Worker:
             if context.storage is not None
             else None,
         )
+        if parts.ends is not None:
+            check_ends(parts.state, context)
         self._take_position(restored, parts, reporter)
         digest = state_digest_of(parts.state, everything, context)
         if reporter.active:

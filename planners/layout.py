@@ -3,7 +3,8 @@
 Tensor parallel cuts first, in equal parts: matrices that open a part of a layer, embedding and head by their rows,
 those that close it by their columns (Shoeybi et al. 2019, arXiv:1909.08053); norms are whole. Then FSDP2 cuts the rows
 of what is left in parts of ceil(rows / dp_shard), so that the last ranks may hold less, or nothing. A pipeline's stage
-has its layers' tensors only. Moments are cut as their parameter; step counters are whole in a stage.
+has its layers' tensors only; a tied embedding is with the first and with the last one. Moments are cut as their
+parameter; step counters are whole in a stage.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .state import kept
 _OPENING = ("wq.weight", "wk.weight", "wv.weight", "gate.weight", "up.weight", "embedding.weight", "head.weight")
 _CLOSING = ("wo.weight", "down.weight")
 _LAYER = re.compile(r"layers\.(\d+)\.")
+EMBEDDING = "embedding.weight"
 FEW_RANKS = 64
 """Up to this many ranks are counted one by one."""
 
@@ -46,6 +48,8 @@ class Layout:
     """Dimension along which tensor parallel cuts a parameter."""
     parameters: tuple[TensorInfo, ...]
     training: Training
+    shared: frozenset[str] = frozenset()
+    """Parameters that the first and the last stage of a pipeline both have: a tied embedding."""
 
     def box(self, tensor: TensorInfo, of: str, place: dict[str, int]) -> Held | None:
         """What the rank at `place` holds of a tensor that is cut as the parameter `of`, its holders left out."""
@@ -65,7 +69,7 @@ class Layout:
         place = self.mesh.place(rank)
         alike = _Alike(self.mesh, rank)
         return [
-            Held(box.tensor, box.offset, box.shape, alike.holders(self._dims(box.tensor, of)))
+            Held(box.tensor, box.offset, box.shape, alike.holders(self._dims(box.tensor, of), ends=of in self.shared))
             for tensor, of in self._state(place["pp"])
             if (box := self.box(tensor, of, place)) is not None
         ]
@@ -110,13 +114,14 @@ class _Alike:
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.rank = mesh, rank
-        self._found: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._found: dict[tuple[tuple[str, ...], bool], tuple[int, ...]] = {}
 
-    def holders(self, cut: tuple[str, ...]) -> tuple[int, ...]:
-        if cut not in self._found:
+    def holders(self, cut: tuple[str, ...], *, ends: bool) -> tuple[int, ...]:
+        if (cut, ends) not in self._found:
             others = tuple(dim for dim in WITHIN_STAGE if dim not in cut)
-            self._found[cut] = tuple(self.mesh.alike(self.rank, others))
-        return self._found[cut]
+            alike = self.mesh.at_ends if ends else self.mesh.alike
+            self._found[cut, ends] = tuple(alike(self.rank, others))
+        return self._found[cut, ends]
 
 
 def layout_of(spec: Spec, parameters: Sequence[TensorInfo], cuts: Cuts | None = None) -> Layout:
@@ -128,7 +133,13 @@ def layout_of(spec: Spec, parameters: Sequence[TensorInfo], cuts: Cuts | None = 
     if mesh.tp > 1:
         cut_by = {p.name: 0 for p in parameters if p.name.endswith(_OPENING)}
         cut_by |= {p.name: 1 for p in parameters if p.name.endswith(_CLOSING)}
-    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training)
+    return Layout(mesh, _stages(spec, parameters), cut_by, tuple(parameters), spec.training, shared_by_ends(spec))
+
+
+def shared_by_ends(spec: Spec) -> frozenset[str]:
+    """Names of the parameters that the first and the last stage of a pipeline both hold."""
+    tied = isinstance(spec.model, GptModel) and spec.model.tie_embeddings and spec.strategy.pp > 1
+    return frozenset({EMBEDDING}) if tied else frozenset()
 
 
 def _stages(spec: Spec, parameters: Sequence[TensorInfo]) -> tuple[frozenset[str], ...]:
@@ -141,7 +152,8 @@ def _stages(spec: Spec, parameters: Sequence[TensorInfo]) -> tuple[frozenset[str
     found: list[set[str]] = [set() for _ in range(pp)]
     for name in names:
         match = _LAYER.match(name)
-        found[at[int(match[1])] if match else 0 if name.startswith("embedding.") else pp - 1].add(name)
+        found[at[int(match[1])] if match else 0 if name == EMBEDDING else pp - 1].add(name)
+    found[-1] |= shared_by_ends(spec)
     return tuple(frozenset(stage) for stage in found)
 
 

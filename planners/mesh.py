@@ -72,6 +72,14 @@ class Mesh:
         """The ranks that have the same layers as `rank`."""
         return self.alike(rank, WITHIN_STAGE)
 
+    def at_stage(self, rank: int, stage: int) -> int:
+        """The rank at the same place of another stage."""
+        return self.rank({**self.place(rank), "pp": stage})
+
+    def at_ends(self, rank: int, dims: tuple[str, ...]) -> list[int]:
+        """As `alike`, on the first and on the last stage: the ranks that hold what both of these hold."""
+        return [other for other in self.alike(rank, ("pp", *dims)) if self.place(other)["pp"] in (0, self.pp - 1)]
+
     def to_json(self) -> dict[str, int]:
         """The form in a manifest."""
         return {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp, "pp": self.pp}

@@ -11,7 +11,7 @@ from .activations import rank_activation_bytes
 from .gpt import parameter_count
 from .layout import Cuts, Layout, largest_shard, layout_of
 from .memory import DeviceParts
-from .mesh import DIMS
+from .mesh import DIMS, mesh_of
 from .shards import TensorInfo
 from .state import state_bytes, state_tensors
 from .workload import Workload
@@ -94,16 +94,20 @@ def _largest(units: dict[str, list[str]]) -> list[list[str]]:
 def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
     """Return the device memory of one rank.
 
-    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in; of bf16 ones
-    the update makes fp32 copies. Where FSDP2 puts weights together, their gradients are whole for a moment, too. Under
+    Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in, but for those
+    that DDP adds up over several passes: they lie beside the buckets until the last one. Of bf16 ones the update makes
+    fp32 copies. Where FSDP2 puts weights together, their gradients are whole for a moment, too. Under
     autocast the 16-bit copies of fp32 weights live as long as the pass, those of layers that FSDP2 has divided again
     too: the backward pass multiplies with them. The activations of a model of unknown family are not known and count 0.
     """
     mixed = spec.training.precision.endswith("-mixed")
     copied = 2 if spec.training.precision == "bf16" else 0
+    mesh = mesh_of(spec)
+    by_ddp = (mesh.pp, mesh.dp_shard, mesh.tp) == (1, 1, 1)
+    added_up = 1 if by_ddp and spec.micro_batches > 1 else 0
     return DeviceParts(
         weights_bytes=sizes.rank_parameter_bytes,
-        gradients_bytes=(1 + copied) * sizes.rank_parameter_bytes,
+        gradients_bytes=(1 + max(copied, added_up)) * sizes.rank_parameter_bytes,
         optimizer_bytes=sizes.rank_state_bytes - sizes.rank_parameter_bytes,
         casts_bytes=sizes.stage_parameter_bytes // 2 if mixed else 0,
         gathered_bytes=2 * sizes.gathered_bytes,

@@ -159,7 +159,7 @@ def _pipeline(view: View) -> Iterator[Finding]:
         message = f"{stages} stages need as many layers, and model.n_layers is {layers}"
         yield Finding(("strategy", "pp"), message, f"use {stages} layers or more, or fewer stages")
     yield from _enough_passes(view, pp, schedule)
-    yield from _not_in_a_pipeline(view)
+    yield from _lengths_in_a_pipeline(view)
 
 
 def _enough_passes(view: View, pp: int, schedule: str) -> Iterator[Finding]:
@@ -175,10 +175,7 @@ def _enough_passes(view: View, pp: int, schedule: str) -> Iterator[Finding]:
         yield Finding(key, message, "use another global_batch_size or micro_batch_size, or pp_schedule: 1f1b")
 
 
-def _not_in_a_pipeline(view: View) -> Iterator[Finding]:
-    if view.get("model", "tie_embeddings") is True and view.get("model", "type") == "gpt":
-        message = "the first stage of a pipeline has the embedding, the last one the head: they cannot share a matrix"
-        yield Finding(("model", "tie_embeddings"), message, "use tie_embeddings: false, or pp: 1")
+def _lengths_in_a_pipeline(view: View) -> Iterator[Finding]:
     length, judged = view.whole("dataset", "seq_len"), view.whole("evaluation", "dataset", "seq_len")
     if length is not None and judged is not None and length != judged:
         message = f"a pipeline is made for one length of samples, and dataset.seq_len is {length}"

@@ -25,10 +25,14 @@ def cut_dims(tensor: Tensor) -> tuple[str, ...]:
     )
 
 
-def held_of(info: TensorInfo, tensor: Tensor, mesh: Mesh, rank: int) -> Held | None:
-    """What `rank`, this one, holds of a tensor; None: nothing, for there are fewer rows than ranks."""
+def held_of(info: TensorInfo, tensor: Tensor, mesh: Mesh, rank: int, *, ends: bool = False) -> Held | None:
+    """What `rank`, this one, holds of a tensor; None: nothing, for there are fewer rows than ranks.
+
+    `ends`: the first and the last stage of the pipeline both hold the tensor.
+    """
     cut = cut_dims(tensor)
-    holders = tuple(mesh.alike(rank, tuple(dim for dim in WITHIN_STAGE if dim not in cut)))
+    others = tuple(dim for dim in WITHIN_STAGE if dim not in cut)
+    holders = tuple((mesh.at_ends if ends else mesh.alike)(rank, others))
     if not isinstance(tensor, DTensor):
         return Held(info, (0,) * len(info.shape), info.shape, holders)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

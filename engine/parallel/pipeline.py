@@ -101,9 +101,10 @@ def split(model: Gpt, spec: Spec, pp_rank: int) -> Line:
     kept = {str(layer) for stage in mine for layer in ranges[stage]}
     for number in [number for number in model.layers if number not in kept]:
         del model.layers[number]
-    if 0 not in mine:
+    is_last = len(ranges) - 1 in mine
+    if 0 not in mine and not (is_last and spec.model.tie_embeddings):  # there it gives the head its name
         model.embedding = None
-    if len(ranges) - 1 not in mine:
+    if not is_last:
         model.norm, model.head = None, None
     total = len(ranges)
     made = [

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ...planners.activations import cuts_sequence
+from ...planners.layout import shared_by_ends
 from ...planners.mesh import Mesh
 from ...specs.models import PythonModel, Spec
 from ..models.gpt import Gpt, draw_weights, tie
@@ -27,6 +28,8 @@ class Spread:
     """Holds this rank's parameters under their names; it is what is called for a loss unless there are stages."""
     line: Line | None = None
     """The stages of a pipeline that this rank holds."""
+    tied_ends: bool = False
+    """The first stage holds a matrix as embedding that the last one holds as head."""
 
     @property
     def roots(self) -> list[nn.Module]:
@@ -48,7 +51,7 @@ def spread(
         tensor.parallelize(model, device_mesh["tp"], sequence=cuts_sequence(spec))
     if mesh.pp > 1 and isinstance(model, Gpt):
         line = pipeline.split(model, spec, mesh.place(rank)["pp"])
-    found = Spread(model, line)
+    found = Spread(model, line, tied_ends=bool(shared_by_ends(spec)))
     if strategy.activation_checkpointing == "full":
         recompute(model)
     if strategy.compile:
@@ -57,7 +60,18 @@ def spread(
         over = device_mesh["dp_replicate", "dp_shard"] if mesh.dp_replicate > 1 else device_mesh["dp_shard"]
         for root in found.roots:
             _shard(root, over, keep=mesh.pp > 1)
+    _name_head(found)
     return found
+
+
+def _name_head(found: Spread) -> None:
+    """Let the last stage's head have the name of the embedding that it is tied to.
+
+    The embedding beside it is no module of the stage: nothing calls it, it gives the name only.
+    """
+    if found.tied_ends and isinstance(found.model, Gpt) and found.model.head is not None:
+        assert found.model.embedding is not None
+        found.model.embedding.weight = found.model.head.weight
 
 
 def _shard(root: nn.Module, mesh: DeviceMesh, *, keep: bool) -> None:
@@ -75,7 +89,10 @@ def fill(found: Spread, spec: Spec, mesh: Mesh, device: torch.device, rank: int)
     for root in found.roots:
         root.to_empty(device=device)
     assert isinstance(found.model, Gpt)
-    tie(found.model)
+    if found.tied_ends:
+        _name_head(found)
+    else:
+        tie(found.model)
     draw_weights(found.model, spec.seed, mesh, rank)
 
 

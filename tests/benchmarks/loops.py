@@ -89,7 +89,7 @@ class ByHand:
         self.optimizer.step()
         self.optimizer.zero_grad()
         float(norm)
-        float(loss)
+        loss.item()
         self.samples += self.spec.training.global_batch_size
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dtrain.engine.catalogue import whole_here
 from dtrain.engine.context import Context, StopFlag
+from dtrain.engine.optim import learning_rate
 from dtrain.engine.restore import restore
 from dtrain.engine.state import StateError, TrainState
 from dtrain.tiers.heartbeat import Heartbeat
@@ -62,6 +63,39 @@ def test_row_56_the_learning_rate_goes_on_where_it_was_wherever_the_run_stops(be
         assert (again.metrics[0]["lr"], again.metrics[0]["loss"]) == (rates[step], whole.metrics[step]["loss"])
         first = again
     assert content(first.parts.state) == content(whole.parts.state)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_row_56_a_later_end_stretches_the_schedule_from_the_next_step_on(begin: Begin, name: str) -> None:
+    """The rates after the resume are those of a run that was to end there from the beginning."""
+    training = {"scheduler": SCHEDULES[name]}
+    first, longer = begin(max_steps=8, training=training), begin(2, max_steps=20, training=training)
+    first.train(6)
+    longer.restore(6)
+    longer.train(20)
+    spec = longer.spec.training
+    rates = [learning_rate(step, spec.optimizer.lr, spec.scheduler, 20) for step in range(7, 21)]
+    assert [m["lr"] for m in longer.metrics] == rates
+    assert name in ("constant", "warm-up") or rates[0] > first.metrics[-1]["lr"] * 0.5
+
+
+@pytest.mark.parametrize("stop", range(1, 6))
+def test_passes_that_reach_over_an_epoch_s_end_are_added_up_as_any_other(begin: Begin, stop: int) -> None:
+    """24 samples a step in 6 passes, of 43: most steps hold the end of an epoch, in the middle of a pass."""
+    job = {
+        "dataset": {"type": "python", "entry": "tests.engine.build:points", "kwargs": {"samples": 43}},
+        "training": {"global_batch_size": 24, "micro_batch_size": 4},
+    }
+    whole = begin(**job)
+    assert whole.spec.micro_batches == 6
+    whole.train(6)
+    first = begin(**job)
+    first.train(stop)
+    again = begin(2, **job)
+    again.restore(stop)
+    again.train(6)
+    assert [*first.losses, *again.losses] == whole.losses
+    assert content(again.parts.state) == content(whole.parts.state)
 
 
 def test_row_61_moments_are_stored_whether_gradients_are_still_there_or_not(

@@ -94,7 +94,7 @@ def test_figures_of_the_spec_reach_torch() -> None:
 
 
 @every_optimizer
-def test_a_parameter_without_a_gradient_stays_as_it_is(spec: AdamW | Sgd) -> None:
+def test_row_60_a_parameter_without_a_gradient_stays_as_it_is(spec: AdamW | Sgd) -> None:
     """Row 60: its state is there, as zeros, and begins with its first gradient, not with the first step."""
     model = Plain()
     state, (unused, *used) = state_of(model, spec), list(model.parameters())

@@ -125,7 +125,7 @@ def test_training_goes_on_as_if_nothing_had_been(memory: MemoryDir, ranks: MakeR
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_each_rank_draws_on_from_where_it_was(memory: MemoryDir, ranks: MakeRanks, world: int) -> None:
+def test_row_62_each_rank_draws_on_from_where_it_was(memory: MemoryDir, ranks: MakeRanks, world: int) -> None:
     """Row 62."""
     state = state_of(Plain())
     ranks(state, world).store(5)
@@ -302,7 +302,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "lines"), REFUSED.values(), ids=REFUSED.keys())
 @pytest.mark.parametrize("world", [1, 3])
-def test_another_model_is_refused_with_every_difference(
+def test_row_72_another_model_is_refused_with_every_difference(
     memory: MemoryDir, ranks: MakeRanks, make: Callable[[], nn.Module], lines: list[str], world: int
 ) -> None:
     """Row 72: no strict load that falls back to a part."""
@@ -342,7 +342,7 @@ def test_another_optimizer_is_refused(memory: MemoryDir, ranks: MakeRanks) -> No
             load(state_of(Plain(), spec), in_memory(memory, 1))
 
 
-def test_other_frozen_parameters_are_refused_by_name(memory: MemoryDir, ranks: MakeRanks) -> None:
+def test_row_59_other_frozen_parameters_are_refused_by_name(memory: MemoryDir, ranks: MakeRanks) -> None:
     """Row 59: as many moments of the same shapes, but of other layers."""
 
     def frozen(name: str) -> nn.Module:
@@ -358,7 +358,7 @@ def test_other_frozen_parameters_are_refused_by_name(memory: MemoryDir, ranks: M
 
 
 @pytest.mark.parametrize(("saved", "live"), [(True, False), (False, True)])
-def test_ties_must_be_the_same(memory: MemoryDir, ranks: MakeRanks, saved: bool, live: bool) -> None:
+def test_row_64_ties_must_be_the_same(memory: MemoryDir, ranks: MakeRanks, saved: bool, live: bool) -> None:
     """Row 64."""
     ranks(state_of(Tied(saved))).store(1)
     with pytest.raises(StateError, match="tied tensors are"):

@@ -97,7 +97,7 @@ def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:
         state.constant()
 
 
-def test_ties_are_found_by_identity_and_stored_once() -> None:
+def test_row_64_ties_are_found_by_identity_and_stored_once() -> None:
     """Rows 64 and 65."""
     tied, apart = state_of(Tied(True)), state_of(Tied(False))
     assert tied.ties() == {"model.head.weight": "model.embedding.weight"}

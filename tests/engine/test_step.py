@@ -111,7 +111,7 @@ JOBS = {
 }
 
 
-def test_an_update_that_would_not_be_finite_is_left_out_and_the_scale_is_kept(begin: Begin) -> None:
+def test_row_57_an_update_that_would_not_be_finite_is_left_out_and_the_scale_is_kept(begin: Begin) -> None:
     """Row 57: the scale of a run that goes on is that of the run that never stopped."""
     whole = begin(**JOBS["fp16"])
     assert whole.progress.loss_scale is not None
@@ -308,7 +308,7 @@ def test_a_buffer_that_grows_is_refused_before_the_first_step(begin: Begin) -> N
         begin(**troubled("grows"))
 
 
-def test_a_buffer_whose_elements_share_memory(begin: Begin) -> None:
+def test_row_66_a_buffer_whose_elements_share_memory(begin: Begin) -> None:
     """Row 66: trained and restored, or refused by name; not a crash in the middle."""
     try:
         run = begin(**troubled("expanded"))

@@ -34,7 +34,7 @@ def test_the_outermost_modules_in_lists_are_the_layers() -> None:
     assert units(nn.Linear(2, 2)) == []
 
 
-def test_names_are_the_model_s_own_whatever_is_around_a_layer() -> None:
+def test_row_70_names_are_the_model_s_own_whatever_is_around_a_layer() -> None:
     """Row 70."""
     model = Gpt(SPEC)
     names = list(model.state_dict())

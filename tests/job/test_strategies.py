@@ -38,6 +38,9 @@ STRATEGIES = {
     "pipeline": ["strategy.pp=4", "strategy.pp_schedule=gpipe"],
     "pipeline and fsdp, recomputed": ["strategy.pp=2", "strategy.dp_shard=2", "strategy.activation_checkpointing=full"],
     "pipeline and replicas, interleaved": ["strategy.pp=2", "strategy.pp_schedule=interleaved-1f1b"],
+    "pipeline and fsdp, tied": ["strategy.pp=2", "strategy.dp_shard=2", "model.tie_embeddings=true"],
+    "pipeline and tensor, tied": ["strategy.pp=2", "strategy.tp=2", "model.tie_embeddings=true"],
+    "pipeline of four, tied": ["strategy.pp=4", "model.tie_embeddings=true"],
     "pipeline and tensor": ["strategy.pp=2", "strategy.tp=2"],
 }
 USUAL = {"pipeline and replicas, interleaved"}
@@ -114,7 +117,9 @@ def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     job.assert_nothing_left()
 
 
-def test_saved_by_any_strategy_it_is_resumed_by_any_other(tmp_path: Path, alone: dict[bool, dict[int, float]]) -> None:
+def test_row_71_row_73_saved_by_any_it_is_resumed_by_any_other(
+    tmp_path: Path, alone: dict[bool, dict[int, float]]
+) -> None:
     """Rows 71 and 73."""
     job = made(tmp_path / "job")
     with cleaned(job):
@@ -129,6 +134,52 @@ def test_saved_by_any_strategy_it_is_resumed_by_any_other(tmp_path: Path, alone:
         assert loaded == stored[:-1]
         assert len(set(stored)) == len(CHAIN) + 1
         job.assert_nothing_left()
+
+
+def test_row_64_an_embedding_tied_over_a_pipeline_is_stored_once_and_tied_again(
+    tmp_path: Path, alone: dict[bool, dict[int, float]]
+) -> None:
+    """Row 64: with two copies in a pipeline, cut by FSDP2 or not, or one matrix, it is the same state."""
+    job = made(tmp_path / "job")
+    with cleaned(job):
+        ended = job.do("run", "spec.yaml", "max_steps=2", *STRATEGIES["pipeline and fsdp, tied"])
+        assert ended.code == 0, ended.said
+        for steps, name in enumerate(("tensor and replicas, tied", "pipeline of four, tied", "ddp"), 3):
+            ended = job.do("resume", "run", f"max_steps={steps}", *BACK, *STRATEGIES[name])
+            assert ended.code == 0, (name, ended.said)
+        assert_close(job, alone[True])
+        stored = [event["state_digest"] for event in job.events("finished")]
+        assert [event["state_digest"] for event in job.events("restored")] == stored[:-1]
+        for checkpoint in (job.run.root / "checkpoints").glob("step-*"):
+            manifest = read(checkpoint / "manifest.json")
+            assert manifest["ties"] == {"model.head.weight": "model.embedding.weight"}
+            assert "model.head.weight" not in manifest["tensors"]
+        job.assert_nothing_left()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.precision=fp16-mixed", "strategy.dp_shard=4"],
+        ["training.precision=fp16-mixed", *STRATEGIES["pipeline and fsdp, tied"]],
+        ["training.precision=bf16", *STRATEGIES["pipeline and tensor, tied"]],
+        ["strategy.compile=true", "strategy.dp_shard=2"],
+        ["strategy.activation_checkpointing=full", *STRATEGIES["pipeline and replicas, interleaved"]],
+    ],
+)
+def test_row_57_row_70_in_other_precisions_compiled_or_recomputed_it_is_the_unbroken_run(
+    words: list[str], spread: tuple[Job, Job]
+) -> None:
+    unbroken, job = spread
+    for ours, fault in ((unbroken, ""), (job, fail_at(1, 4, "window.backward"))):
+        ended = ours.do("run", "spec.yaml", *words, fault=fault)
+        assert ended.code == 0, ended.said
+    assert_same(job, unbroken)
+    manifests = [read(sorted((it.run.root / "checkpoints").iterdir())[-1] / "manifest.json") for it in spread]
+    assert manifests[0].get("loss_scale") == manifests[1].get("loss_scale")
+    assert not [name for name in manifests[0]["tensors"] if "_orig_mod" in name or "module." in name]
+    job.assert_nothing_left()
 
 
 @pytest.mark.campaign

@@ -17,7 +17,7 @@ from dtrain.engine.models.gpt import Gpt
 from dtrain.engine.parallel.layout import held_of
 from dtrain.engine.parallel.wrap import spread as spread_model
 from dtrain.planners import gpt
-from dtrain.planners.layout import layout_of
+from dtrain.planners.layout import layout_of, shared_by_ends
 from dtrain.planners.mesh import DIMS, mesh_of
 from dtrain.planners.shards import TensorInfo
 from dtrain.specs.models import GptModel, Spec
@@ -30,6 +30,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tensor and replicas": {"tp": 2, "dp_replicate": 2},
     "pipeline": {"pp": 2},
     "interleaved": {"pp": 2, "pp_schedule": "interleaved-1f1b"},
+    "tied ends": {"pp": 3, "dp_shard": 2, "tp": 2},
+    "tied ends, interleaved": {"pp": 2, "dp_replicate": 2, "pp_schedule": "interleaved-1f1b"},
     "everything": {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "pp": 2},
 }
 
@@ -39,7 +41,8 @@ def test_it_is_what_torch_makes_of_the_model(name: str) -> None:
     """The real wrappers, over process groups that move nothing, on a model without memory."""
     strategy = {"dp_replicate": 1} | STRATEGIES[name]
     world = math.prod(strategy.get(dim, 1) for dim in DIMS)
-    model = {"type": "gpt", "n_layers": 5, "d_model": 12, "n_heads": 2, "d_ff": 10, "vocab_size": 22}
+    model: dict[str, Any] = {"type": "gpt", "n_layers": 5, "d_model": 12, "n_heads": 2, "d_ff": 10, "vocab_size": 22}
+    model["tie_embeddings"] = name.startswith("tied")
     spec = tiny(model=model, strategy=strategy, training={"global_batch_size": 64}, cluster={"workers_per_node": world})
     assert isinstance(spec.model, GptModel)
     layout = layout_of(spec, gpt.parameters(spec.model))
@@ -62,7 +65,8 @@ def held_by_torch(spec: Spec, rank: int) -> list[tuple[str, tuple[int, ...], tup
         spread_model(model, spec, mesh, device_mesh, rank)
         found = []
         for name, parameter in model.named_parameters():
-            box = held_of(TensorInfo(name, "F32", tuple(parameter.shape)), parameter, mesh, rank)
+            info = TensorInfo(name, "F32", tuple(parameter.shape))
+            box = held_of(info, parameter, mesh, rank, ends=name in shared_by_ends(spec))
             if box is not None:
                 found.append((name, box.offset, box.shape, box.holders))
         return found

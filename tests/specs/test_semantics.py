@@ -80,10 +80,6 @@ CONTRADICTIONS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     "no pipeline": (
         ("name: t", "strategy: {pp_schedule: gpipe}"), "strategy.pp_schedule", "no pipeline with pp: 1", "remove it",
     ),
-    "tied over stages": (
-        (GPT, "{type: gpt, n_layers: 2, d_model: 64, n_heads: 4, tie_embeddings: true}\nstrategy: {pp: 2}"),
-        "model.tie_embeddings", "cannot share a matrix", "tie_embeddings: false",
-    ),
     "evaluation over stages": (
         ("name: t", "strategy: {pp: 2}\nevaluation: {every: 5, dataset: {type: text, path: x, seq_len: 16}}"),
         "evaluation.dataset.seq_len", "a pipeline is made for one length of samples, and dataset.seq_len is 32",
