@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..tiers.heartbeat import DONE_STEP, Beat, is_alive, read_heartbeats
 from ..tiers.memory import MemoryDir
+from .stragglers import Stragglers, Work
 from .ticker import Ticker
 
 POLL_S = 0.2
@@ -28,6 +29,7 @@ class Sight:
     count: int
     step: int
     alive: bool
+    busy_s: float = 0.0
 
 
 @dataclass
@@ -65,15 +67,17 @@ class Supervisor:
 
     def __init__(
         self, memory: MemoryDir, timeout_s: float, on_unnoticed: Callable[[], None] = lambda: None,
-        elsewhere: Elsewhere | None = None, *, judges: bool = True,
+        elsewhere: Elsewhere | None = None, *, judges: bool = True, stragglers: Stragglers | None = None,
     ) -> None:  # fmt: skip
         """Watch with this time-out.
 
         `on_unnoticed` is called when all ranks have ended and we still watch: whoever was to tell of it stands still.
         One supervisor of all nodes judges which rank the others wait for; it is told of the ranks `elsewhere`.
+        `stragglers` looks for ranks that are slow, though they do not stand still.
         """
         self.memory, self.timeout_s, self.on_unnoticed = memory, timeout_s, on_unnoticed
         self.elsewhere, self.judges = elsewhere or Elsewhere(), judges
+        self.stragglers = stragglers
         self.hangs: list[Hang] = []
         self._seen: dict[int, _Seen] = {}
         self._all_ended: float | None = None
@@ -102,7 +106,10 @@ class Supervisor:
         others = self.elsewhere.sights() if self.judges else None
         if others is None:
             return
-        for beat in [*map(_sight, beats), *others]:
+        sights = [*map(_sight, beats), *others]
+        if self.stragglers is not None:
+            self.stragglers.see({sight.rank: Work(sight.step, sight.busy_s) for sight in sights}, now)
+        for beat in sights:
             seen = self._seen.get(beat.rank)
             if seen is None or seen.beat.pid != beat.pid:
                 self._seen[beat.rank] = _Seen(beat, now)
@@ -149,7 +156,7 @@ class Supervisor:
 
 
 def _sight(beat: Beat) -> Sight:
-    return Sight(beat.rank, beat.pid, beat.count, beat.step, is_alive(beat))
+    return Sight(beat.rank, beat.pid, beat.count, beat.step, is_alive(beat), beat.busy_s)
 
 
 def sights_of(memory: MemoryDir) -> list[Sight]:
@@ -161,11 +168,12 @@ def end_with_stack(pid: int) -> None:
     """Have a worker write the stacks of its threads into its log, and kill it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)  # faulthandler does that
+        os.kill(pid, signal.SIGCONT)  # one that was stopped writes nothing until it goes on
         time.sleep(STACK_S)
         os.kill(pid, signal.SIGKILL)
 
 
-def sight_from(numbers: Sequence[int]) -> Sight:
+def sight_from(numbers: Sequence[float]) -> Sight:
     """What another node says of one of its ranks; raises ValueError for what is none."""
-    rank, pid, count, step, alive = map(int, numbers)
-    return Sight(rank, pid, count, step, bool(alive))
+    rank, pid, count, step, alive = map(int, numbers[:-1])
+    return Sight(rank, pid, count, step, bool(alive), float(numbers[-1]))

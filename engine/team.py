@@ -320,13 +320,15 @@ class Team(Alone):
         codes: dict[int, int] = {}
         errors: list[WorkerError] = []
         at_work: dict[int, int] = {}
+        peaks: dict[int, int] = {}
         number = self._stop
         for report in attempt.reports.values():
             codes |= report.ended.exit_codes
             number = number if number is not None else report.ended.signal_number
             errors += report.errors
             at_work |= report.at_work
-        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work)
+            peaks |= report.peaks
+        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work, peaks)
 
     def sights(self) -> list[Sight] | None:
         """As `Elsewhere.sights`."""
