@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..tiers.heartbeat import DONE_STEP, Beat, is_alive, read_heartbeats
 from ..tiers.memory import MemoryDir
@@ -18,6 +19,7 @@ POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
 GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
 STACK_S = 0.3  # time for the stack to reach the log
+STARVED_S = 2.0  # and before that for the signal to reach a process on a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,21 @@ def end_with_stack(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)  # faulthandler does that
         os.kill(pid, signal.SIGCONT)  # one that was stopped writes nothing until it goes on
+        deadline = time.monotonic() + STARVED_S
+        while _is_pending(pid, signal.SIGUSR2) and time.monotonic() < deadline:
+            time.sleep(0.01)
         time.sleep(STACK_S)
         os.kill(pid, signal.SIGKILL)
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    """Tell whether a signal waits for the process to be given a processor (proc(5), SigPnd and ShdPnd of status)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def sight_from(numbers: Sequence[float]) -> Sight:
