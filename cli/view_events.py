@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .view_format import human_loss, human_seconds, near, plural
+from .view_format import human_bytes, human_loss, human_seconds, near, plural
 from .view_state import RunState, ends_attempt, integer, is_late, number, recovery_of
 
 Level = Literal["good", "info", "warn", "bad"]
@@ -114,7 +114,7 @@ class Narrator:
         attempt = record.get("attempt", state.attempt)
         what = describe_fault(record, None if state.step == 0 else state.step)
         log = record.get("log")
-        below = f"log: {near(Path(log))}" if isinstance(log, str) and log else ""
+        below = f"log: {near(Path(log))}{_last_seen(record)}" if isinstance(log, str) and log else ""
         if record.get("kind") == "tier":
             return [Note("bad", f"{what} — stopping", below)]
         if not ends_attempt(record):
@@ -224,6 +224,13 @@ def describe_fault(record: Mapping[str, Any], last_step: int | None = None) -> s
     plain = label in ("", "error", "exception", "raise", "raised", "failed", "crash")
     failed = f"{who} failed{where}" if plain else f"{who} failed{where} ({label})"
     return f"{failed}: {detail}" if detail else failed
+
+
+def _last_seen(record: Mapping[str, Any]) -> str:
+    """Where a rank was when its stack was written, and the most memory that it had had."""
+    stack, peak = record.get("stack"), number(record, "memory_peak_bytes")
+    where = f"; it was at {_one_line(stack[0])}" if isinstance(stack, list) and stack else ""
+    return where + (f"; memory peak {human_bytes(peak)}" if peak else "")
 
 
 def _known(kind: str, detail: str) -> str | None:

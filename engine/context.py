@@ -29,8 +29,9 @@ GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long befo
 
 
 def prepare_signals() -> None:
-    """Ctrl-C ends a worker at once; SIGUSR2 writes the stacks of all threads into its log."""
+    """Ctrl-C ends a worker at once; SIGUSR2, and a crash, write the stacks of all threads into its log."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
@@ -70,6 +71,8 @@ class Context:
     storage: StorageChannel | None = None
     """The storage channel between nodes; None on one node."""
     step: int = 0
+    busy_s: float = 0.0
+    """Time spent so far on batches and forward passes: what a rank does by itself, whoever it waits for after."""
 
     @property
     def data_rank(self) -> int:
@@ -95,7 +98,7 @@ class Context:
 
     def beat(self) -> None:
         """Tell the launcher that this rank makes progress."""
-        self.heartbeat.beat(self.step)
+        self.heartbeat.beat(self.step, self.busy_s)
 
     def sign_off(self) -> None:
         """Tell the launcher that no more progress is to be expected."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..planners.plan import Plan
@@ -31,7 +32,8 @@ from .drain import DrainerProcess
 from .forks import NurseryProcess
 from .job import Result, read_error, read_result
 from .outcome import Outcome, lower
-from .shift import Shifts
+from .shift import Report, Shifts
+from .stacks import last_stack
 from .verdict import Fault, RestartBudget, judge
 from .whereabouts import Whereabouts
 
@@ -132,11 +134,11 @@ class Launcher:
                 candidates, skipped = self._candidates_again(base, first)
                 continue
             fault = _fault(verdict, self.spec.world_size)
-            budget.count(progress=self._made_progress())
+            budget.count(fault, self.attempt, progress=self._made_progress())
             given_up = budget.why_no_restart(fault)
-            self._tell_fault(fault, budget, restarting=given_up is None)
+            self._tell_fault(fault, budget, verdict.report, restarting=given_up is None)
             if given_up is not None:
-                return self._failed(fault, given_up)
+                return self._failed(budget, given_up)
             candidates, skipped = self._candidates_again(base, first)
 
     def _take_seats(self) -> None:
@@ -167,15 +169,19 @@ class Launcher:
         at_work = [beat for beat in beats if 0 < beat.step < DONE_STEP]
         return len(at_work) == len(beats) == self.spec.cluster.workers_per_node
 
-    def _tell_fault(self, fault: Fault, budget: RestartBudget, *, restarting: bool) -> None:
+    def _tell_fault(self, fault: Fault, budget: RestartBudget, report: Report, *, restarting: bool) -> None:
         several = self.base.cluster.nodes > 1
+        log = self._log_of(fault, self.attempt)
         self._event(
             "fault",
             step=self.at_work.get(fault.rank or 0, self.step_reached),
             rank=fault.rank,
             kind=fault.kind,
             detail=fault.detail,
-            log=self._log_of(fault),
+            log=log,
+            signal=fault.signal,
+            stack=last_stack(Path(log)) if log is not None else [],
+            memory_peak_bytes=report.peaks.get(fault.rank) if fault.rank is not None else None,
             restarting=restarting,
             restart=budget.failures,
             max_restarts=budget.allowed,
@@ -309,16 +315,19 @@ class Launcher:
         message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}{lost}"
         return self._outcome("preempted", lower(Code.PREEMPTED, lost), message, loss=loss)
 
-    def _failed(self, fault: Fault, why: str) -> Outcome:
+    def _failed(self, budget: RestartBudget, why: str) -> Outcome:
+        """What came again and again is told as it was the first time."""
+        assert budget.first is not None
+        fault, attempt = budget.first
         self.signals.ignore()
         if self.beyond.carry_on(DRAIN_TIMEOUT_S) is not None:
             self.memory.remove()
-        error = read_error(self.run, self.attempt, fault.rank) if fault.rank is not None else None
+        error = read_error(self.run, attempt, fault.rank) if fault.rank is not None else None
         several = self.spec.cluster.nodes > 1 and fault.rank is not None
         where = f"node {fault.node_of(self.spec)}, " if several else ""
         outcome = self._outcome("failed", fault.code, f"{where}{fault.detail} ({why})")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
-        return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault)})
+        return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault, attempt)})
 
     @property
     def _far_timeout_s(self) -> float:
@@ -390,8 +399,8 @@ class Launcher:
         seconds = time.monotonic() - self.started
         return Outcome(status, code, message, self.step_reached, self.attempt, state_digest, loss, seconds)
 
-    def _log_of(self, fault: Fault) -> str | None:
-        return str(self.run.log(self.attempt, fault.rank)) if fault.rank is not None else None
+    def _log_of(self, fault: Fault, attempt: int) -> str | None:
+        return str(self.run.log(attempt, fault.rank)) if fault.rank is not None else None
 
     def _warn(self, detail: str) -> None:
         self._event("warning", detail=detail)

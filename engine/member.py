@@ -134,7 +134,7 @@ class Member:
 
     def _sign(self) -> Message:
         """What goes with every sign of life: the counters of our ranks."""
-        ranks = [[s.rank, s.pid, s.count, s.step, int(s.alive)] for s in sights_of(self.memory)]
+        ranks = [[s.rank, s.pid, s.count, s.step, int(s.alive), s.busy_s] for s in sights_of(self.memory)]
         return {"attempt": self.attempt, "ranks": ranks}
 
     def _next(self) -> Message:

@@ -40,8 +40,8 @@ class Watch:
         self.context.beat()
         if self.snapshots is not None:
             self.snapshots.forward_window()
-        faults.point("window.forward", self.step)
         with self.clock.part("forward"):
+            faults.point("window.forward", self.step)
             yield
 
     @contextlib.contextmanager
@@ -50,9 +50,13 @@ class Watch:
         self.context.beat()
         if self.snapshots is not None:
             self.snapshots.backward_window()
-        faults.point("window.backward", self.step)
         with self.clock.part("backward"):
+            faults.point("window.backward", self.step)
             yield
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Around the wait for a batch."""
+        return self.clock.waiting("data")
 
 
 class Unwatched:
@@ -70,6 +74,10 @@ class Unwatched:
     def backward(self) -> AbstractContextManager[None]:
         """Around a backward pass."""
         self.context.beat()
+        return contextlib.nullcontext()
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Around the wait for a batch."""
         return contextlib.nullcontext()
 
 
@@ -102,7 +110,8 @@ class Loop(Passes):
         """As `Passes.run`; the loss is this rank's."""
         total: Tensor | None = None
         for number in range(count):
-            batch = next(batches)
+            with watch.loading():
+                batch = next(batches)
             with self._exchange(last=number == count - 1):
                 with watch.forward(), precision():
                     loss = compute_loss(self.wrapped, batch) / count

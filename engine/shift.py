@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..planners.mesh import mesh_of
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
 from ..tiers.layout import RunDir
@@ -16,6 +17,7 @@ from ..tiers.recovery import Candidate
 from .agent import ALONE, Ended, Seat, StopSignals, run_workers
 from .forks import NurseryProcess, plain_command
 from .job import Job, WorkerError
+from .stragglers import Stragglers
 from .supervise import Elsewhere, Hang, Supervisor
 from .ticker import Ticker
 from .verdict import notes_of
@@ -31,6 +33,8 @@ class Report:
     errors: tuple[WorkerError, ...] = ()
     hangs: tuple[Hang, ...] = ()
     at_work: dict[int, int] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)
+    """Bytes of memory that each rank has had at once at most."""
 
     def to_json(self) -> dict[str, Any]:
         """Form for messages."""
@@ -39,6 +43,7 @@ class Report:
             "signal": self.ended.signal_number,
             "errors": [asdict(error) for error in self.errors],
             "at_work": list(map(list, self.at_work.items())),
+            "peaks": list(map(list, self.peaks.items())),
         }
 
 
@@ -51,6 +56,7 @@ def report_from_json(value: dict[str, Any]) -> Report:
             Ended(codes, int(number) if number is not None else None),
             tuple(WorkerError(**error) for error in value["errors"]),
             at_work={int(rank): int(step) for rank, step in value["at_work"]},
+            peaks={int(rank): int(peak) for rank, peak in value["peaks"]},
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the report of a node: {error}") from error
@@ -88,7 +94,10 @@ class Shifts:
         ).write()  # fmt: skip
         self._cut = False
         timeout_s = self.spec.cluster.heartbeat_timeout
-        supervisor = Supervisor(self.memory, timeout_s, self._give_up_nursery, elsewhere, judges=seat.node == 0)
+        supervisor = Supervisor(
+            self.memory, timeout_s, self._give_up_nursery, elsewhere, judges=seat.node == 0,
+            stragglers=Stragglers(mesh_of(self.spec), timeout_s, self.tell),
+        )  # fmt: skip
         try:
             with supervisor, Ticker("dtrain-watch", WATCH_S, watch):
                 ended = run_workers(self.run, attempt, self.spec, self._command(job), seat)
@@ -101,7 +110,8 @@ class Shifts:
         first = seat.first_rank(self.spec.cluster.workers_per_node)
         notes = notes_of(self.run, attempt, range(first, first + self.spec.cluster.workers_per_node))
         at_work = {beat.rank: beat.step for beat in beats if beat.step < DONE_STEP}
-        return Report(self._ended(ended), tuple(notes), tuple(supervisor.hangs), at_work)
+        peaks = {beat.rank: beat.peak for beat in beats if beat.peak}
+        return Report(self._ended(ended), tuple(notes), tuple(supervisor.hangs), at_work, peaks)
 
     def cut(self) -> None:
         """The attempt is over on another node: end the workers that have not noticed. To be called from `watch`."""

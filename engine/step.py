@@ -108,6 +108,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         norm, updated = _update(parts, context, lr, mean, step, snapshots, scale)
     faults.point("update.after", step)
     seconds = clock.total()
+    context.busy_s += clock.seconds["data"] + clock.seconds["forward"]
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
     metrics = {
         "step": step,

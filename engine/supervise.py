@@ -8,15 +8,18 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..tiers.heartbeat import DONE_STEP, Beat, is_alive, read_heartbeats
 from ..tiers.memory import MemoryDir
+from .stragglers import Stragglers, Work
 from .ticker import Ticker
 
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
 GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
 STACK_S = 0.3  # time for the stack to reach the log
+STARVED_S = 2.0  # and before that for the signal to reach a process on a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Sight:
     count: int
     step: int
     alive: bool
+    busy_s: float = 0.0
 
 
 @dataclass
@@ -65,15 +69,17 @@ class Supervisor:
 
     def __init__(
         self, memory: MemoryDir, timeout_s: float, on_unnoticed: Callable[[], None] = lambda: None,
-        elsewhere: Elsewhere | None = None, *, judges: bool = True,
+        elsewhere: Elsewhere | None = None, *, judges: bool = True, stragglers: Stragglers | None = None,
     ) -> None:  # fmt: skip
         """Watch with this time-out.
 
         `on_unnoticed` is called when all ranks have ended and we still watch: whoever was to tell of it stands still.
         One supervisor of all nodes judges which rank the others wait for; it is told of the ranks `elsewhere`.
+        `stragglers` looks for ranks that are slow, though they do not stand still.
         """
         self.memory, self.timeout_s, self.on_unnoticed = memory, timeout_s, on_unnoticed
         self.elsewhere, self.judges = elsewhere or Elsewhere(), judges
+        self.stragglers = stragglers
         self.hangs: list[Hang] = []
         self._seen: dict[int, _Seen] = {}
         self._all_ended: float | None = None
@@ -102,7 +108,10 @@ class Supervisor:
         others = self.elsewhere.sights() if self.judges else None
         if others is None:
             return
-        for beat in [*map(_sight, beats), *others]:
+        sights = [*map(_sight, beats), *others]
+        if self.stragglers is not None:
+            self.stragglers.see({sight.rank: Work(sight.step, sight.busy_s) for sight in sights}, now)
+        for beat in sights:
             seen = self._seen.get(beat.rank)
             if seen is None or seen.beat.pid != beat.pid:
                 self._seen[beat.rank] = _Seen(beat, now)
@@ -149,7 +158,7 @@ class Supervisor:
 
 
 def _sight(beat: Beat) -> Sight:
-    return Sight(beat.rank, beat.pid, beat.count, beat.step, is_alive(beat))
+    return Sight(beat.rank, beat.pid, beat.count, beat.step, is_alive(beat), beat.busy_s)
 
 
 def sights_of(memory: MemoryDir) -> list[Sight]:
@@ -161,11 +170,25 @@ def end_with_stack(pid: int) -> None:
     """Have a worker write the stacks of its threads into its log, and kill it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)  # faulthandler does that
+        os.kill(pid, signal.SIGCONT)  # one that was stopped writes nothing until it goes on
+        deadline = time.monotonic() + STARVED_S
+        while _is_pending(pid, signal.SIGUSR2) and time.monotonic() < deadline:
+            time.sleep(0.01)
         time.sleep(STACK_S)
         os.kill(pid, signal.SIGKILL)
 
 
-def sight_from(numbers: Sequence[int]) -> Sight:
+def _is_pending(pid: int, number: int) -> bool:
+    """Tell whether a signal waits for the process to be given a processor (proc(5), SigPnd and ShdPnd of status)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def sight_from(numbers: Sequence[float]) -> Sight:
     """What another node says of one of its ranks; raises ValueError for what is none."""
-    rank, pid, count, step, alive = map(int, numbers)
-    return Sight(rank, pid, count, step, bool(alive))
+    rank, pid, count, step, alive = map(int, numbers[:-1])
+    return Sight(rank, pid, count, step, bool(alive), float(numbers[-1]))

@@ -77,6 +77,8 @@ class Team(Alone):
         self._tried: dict[int, list[str]] = {}
         self._reached: set[str] = set()
         """Words of the launchers that have reached each other."""
+        self._cut_ways: set[str] = set()
+        """What was told of those that could not."""
         self._question = 0
         self._carried: set[int] = set()
         self._left: set[str] = set()
@@ -101,7 +103,7 @@ class Team(Alone):
         while True:
             self._wait_for_all(deadline)
             self.roster = self._seats()
-            if self._ask(ASK_S) and self._reach_each_other():
+            if self._ask(ASK_S) and self._can_work(deadline):
                 break
         self._same_seats = self.roster == before
         self.memory.settle(self._to_drain())
@@ -204,6 +206,19 @@ class Team(Alone):
         self.held = {node: held for node, held in self.held.items() if node in self.roster}
         return self.held.keys() == set(self.roster)
 
+    def _can_work(self, deadline: float) -> bool:
+        """As `_reach_each_other`; a way that is lost while the run goes on may come back, and is waited for."""
+        try:
+            return self._reach_each_other()
+        except NodeMissing as missing:
+            if not self._begun or time.monotonic() > deadline:
+                raise
+            if str(missing) not in self._cut_ways:
+                self._cut_ways.add(str(missing))
+                self.tell("warning", detail=f"{missing}; waiting for it")
+            time.sleep(LATE_S)
+            return False
+
     def _reach_each_other(self) -> bool:
         """Have every node try all others on both channels; False when one was lost meanwhile. Raises NodeMissing."""
         words = self._words()
@@ -305,6 +320,8 @@ class Team(Alone):
         assert attempt is not None
         with self._lock:
             attempt.reports[0] = report
+        if report.hangs:  # the way between two nodes may be cut: no rank stands still by itself then
+            self._reached = set()
         at_once = report.ended.signal_number == signal.SIGINT
         self._declare_over(attempt, 0.0 if at_once else GRACE_S)
         deadline = time.monotonic() + self.spec.cluster.shutdown_timeout + 2 * GRACE_S
@@ -320,13 +337,15 @@ class Team(Alone):
         codes: dict[int, int] = {}
         errors: list[WorkerError] = []
         at_work: dict[int, int] = {}
+        peaks: dict[int, int] = {}
         number = self._stop
         for report in attempt.reports.values():
             codes |= report.ended.exit_codes
             number = number if number is not None else report.ended.signal_number
             errors += report.errors
             at_work |= report.at_work
-        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work)
+            peaks |= report.peaks
+        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work, peaks)
 
     def sights(self) -> list[Sight] | None:
         """As `Elsewhere.sights`."""

@@ -24,6 +24,12 @@ CONSEQUENCES = (
 )
 
 
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+"""Signals that a process brings upon itself."""
+SAME_FAULTS = 3
+"""The same fault as often as this in a row, without a new step between, comes again at every restart."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """The first cause, in words a person can use."""
@@ -35,6 +41,21 @@ class Fault:
     code: Code
     node: int | None = None
     """The node, where no rank of it is to blame."""
+    signal: str | None = None
+    """What ended the rank, where it was a signal."""
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """What two faults have in common that are one and the same, again; an exception strikes now this rank first,
+        now that one."""
+        if self.kind == "exception":
+            return self.kind, self.detail.partition(": ")[2]
+        return self.kind, self.rank, self.node, self.signal
+
+    @property
+    def is_own(self) -> bool:
+        """Tell whether the program failed by itself; a kill, a lost node or a standstill may come from outside."""
+        return self.kind in ("exception", "exited") or self.signal in CRASHES
 
     def node_of(self, spec: Spec) -> int | None:
         """The node that it happened on."""
@@ -48,9 +69,16 @@ class RestartBudget:
     allowed: int
     failures: int = 0
     progressed: bool = False
+    alike: int = 0
+    """How many of the last failures were the same."""
+    first: tuple[Fault, int] | None = None
+    """The first of those, and its attempt."""
 
-    def count(self, *, progress: bool) -> None:
+    def count(self, fault: Fault, attempt: int, *, progress: bool) -> None:
         """An attempt has failed, after it made progress or not."""
+        again = not progress and self.first is not None and self.first[0].same == fault.same
+        self.alike = self.alike + 1 if again else 1
+        self.first = self.first if again else (fault, attempt)
         self.failures = 1 if progress else self.failures + 1
         self.progressed = self.progressed or progress
 
@@ -58,12 +86,14 @@ class RestartBudget:
         """The reason to give up, or None when a restart may help."""
         if fault.final:
             return "a restart would end the same way"
-        if fault.kind == "exception" and not self.progressed:
+        if fault.is_own and not self.progressed:
             return "no step was finished before it, so a restart would end the same way"
         if self.failures > self.allowed:
             if self.allowed == 0:
                 return "cluster.max_restarts is 0"
             return f"{self.failures} failures in a row without a new step between them, {self.allowed} are allowed"
+        if self.alike >= SAME_FAULTS:
+            return f"the same {self.alike} times in a row without a new step between them"
         return None
 
 
@@ -101,8 +131,9 @@ def _killed(silent: dict[int, int]) -> Fault | None:
     rank = next((rank for rank, code in sorted(silent.items()) if code < 0), None)
     if rank is None:
         return None
-    detail = f"rank {rank} was killed by {_signal_name(-silent[rank])}"
-    return Fault(rank, "killed", detail, final=False, code=Code.FAILED)
+    name = _signal_name(-silent[rank])
+    detail = f"rank {rank} was killed by {name}"
+    return Fault(rank, "killed", detail, final=False, code=Code.FAILED, signal=name)
 
 
 def _raised(causes: Sequence[WorkerError]) -> Fault | None:

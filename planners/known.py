@@ -66,11 +66,6 @@ class Known:
         replicas = peer.replicas if peer is not None else 0
         return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores, replicas)
 
-    @property
-    def shares_link(self) -> bool:
-        """Tell whether gradients cross the same link as checkpoints."""
-        return _shares_link(self.spec, self.machine)
-
 
 def know(
     spec: Spec,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..specs.models import Spec
 from ..specs.places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier
 from ..specs.places import Tier as TierSpec
 from . import intervals
@@ -101,10 +102,18 @@ def peer_pace(known: Known, every: int) -> float | None:
     any time.
     """
     costs, step_s, peer = known.costs, known.step_s, known.spec.peer_tier
-    if peer is None or costs is None or step_s is None or known.sizes is None or not known.shares_link:
+    if peer is None or costs is None or step_s is None or known.sizes is None or not _peers_share_link(known.spec):
         return None
     sent = known.sizes.shard_bytes * known.spec.cluster.workers_per_node * peer.replicas
     return sent / (PEER_PART * every * step_s)
+
+
+def _peers_share_link(spec: Spec) -> bool:
+    """Tell whether copies for peers take the way of the gradients: so unless the spec names an interface for each."""
+    channels = spec.cluster.channels
+    if channels.storage.shared != "auto":
+        return channels.storage.shared
+    return channels.storage.interface in ("auto", channels.compute.interface)
 
 
 def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], place: Place) -> Interval:

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import re
+import resource
 import signal
 import struct
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from .memory import MemoryDir
 
-_FORMAT = struct.Struct("<QQQQ")
+_FORMAT = struct.Struct("<QQQQQd")
 DONE_STEP = 2**63  # said by a rank that has signed off
 _FILE = re.compile(r"rank-(\d{5})\.heartbeat")
 
@@ -27,6 +28,10 @@ class Beat:
     started: int
     count: int
     step: int
+    peak: int = 0
+    """Bytes of memory that it has had at once at most; it can say so no more when it has been killed."""
+    busy_s: float = 0.0
+    """Time that it spent on its own work so far, waiting for no other rank."""
 
 
 class Heartbeat:
@@ -37,15 +42,16 @@ class Heartbeat:
         path = memory.heartbeat(rank)
         self._pid, self._started = os.getpid(), start_of(os.getpid()) or 0
         with path.open("wb") as file:
-            file.write(_FORMAT.pack(self._pid, self._started, 0, 0))
+            file.write(_FORMAT.pack(self._pid, self._started, 0, 0, 0, 0.0))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _FORMAT.size)
         self._count = 0
 
-    def beat(self, step: int) -> None:
-        """Say: still here, in this step."""
+    def beat(self, step: int, busy_s: float = 0.0) -> None:
+        """Say: still here, in this step, having worked so long."""
         self._count += 1
-        _FORMAT.pack_into(self._map, 0, self._pid, self._started, self._count, step)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+        _FORMAT.pack_into(self._map, 0, self._pid, self._started, self._count, step, peak, busy_s)
 
 
 def read_heartbeats(memory: MemoryDir) -> list[Beat]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -109,6 +112,33 @@ JOBS = {
     "momentum": {"training": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}}},
     "one pass": {"training": {"micro_batch_size": 16}},
 }
+
+
+def test_row_96_whenever_signals_come_they_set_a_flag_and_nothing_else(begin: Begin, context: Context) -> None:
+    calm = begin()
+    calm.train(30)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    again = begin(2)
+
+    def send() -> None:
+        draw = random.Random(96)
+        for _ in range(500):
+            os.kill(os.getpid(), draw.choice(list(handlers)))
+            time.sleep(draw.random() * 1e-3)
+
+    sender = threading.Thread(target=send)
+    context.stop.install()
+    try:
+        sender.start()
+        again.train(30)
+        sender.join()
+        time.sleep(0.01)  # for the last one to be taken by this thread
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert context.stop.is_set
+    assert again.losses == calm.losses
+    assert content(again.parts.state) == content(calm.parts.state)
 
 
 def test_row_57_an_update_that_would_not_be_finite_is_left_out_and_the_scale_is_kept(begin: Begin) -> None:

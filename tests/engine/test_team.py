@@ -26,6 +26,7 @@ from dtrain.engine.network import NetworkError, parse_endpoint
 from dtrain.engine.peers import NoPeers
 from dtrain.engine.reach import Doors, door_from_json, unreachable
 from dtrain.engine.shift import Report
+from dtrain.engine.supervise import Hang
 from dtrain.engine.team import Team
 from dtrain.specs.models import Spec
 from dtrain.tiers.agree import look
@@ -242,6 +243,23 @@ def test_reports_of_all_nodes_are_put_together(scene: Scene) -> None:
     assert verdict.report.at_work == {0: 6, 1: 7}
 
 
+def test_after_a_rank_stood_still_the_ways_between_the_nodes_are_tried_again_and_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that is cut makes ranks stand still of which none is to blame."""
+    with scene.mate() as mate, mustering(scene) as found:
+        found()
+        scene.team.begin(1, [], [], {})
+        mate.line.post({"kind": "ended", "attempt": 1, **Report(Ended({1: 70})).to_json()})
+        scene.team.over(Report(Ended({0: -9}), hangs=(Hang(0, 3, 2.0),)))
+        tries = iter([["node 0 cannot reach node 1 on the compute channel"], []])
+        monkeypatch.setattr(teams, "unreachable", lambda node, doors: next(tries))
+        with mustering(scene) as again:
+            assert again() is not None
+        assert list(tries) == []
+    assert "cannot reach node 1 on the compute channel; waiting for it" in scene.warnings()
+
+
 def test_workers_are_cut_off_once_an_attempt_is_over_elsewhere(scene: Scene) -> None:
     with scene.mate() as mate, mustering(scene) as found:
         found()
@@ -301,7 +319,7 @@ def test_a_line_notices_that_the_host_is_gone(scene: Scene) -> None:
         assert "node 0" in why and "silent" in why
 
 
-def test_a_rendezvous_that_is_taken_or_elsewhere_is_refused(scene: Scene) -> None:
+def test_row_94_a_rendezvous_that_is_taken_or_elsewhere_is_refused(scene: Scene) -> None:
     endpoint = parse_endpoint(scene.spec.cluster.rendezvous)
     with pytest.raises(NetworkError, match=rf"port {endpoint.port} of the rendezvous .* is in use by process \d+"):
         Host(endpoint, 2, SEAL)

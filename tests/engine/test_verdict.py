@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dtrain.engine.agent import Ended
 from dtrain.engine.job import write_error
 from dtrain.engine.state import StateError
 from dtrain.engine.supervise import Hang
-from dtrain.engine.verdict import Fault, find_fault
+from dtrain.engine.verdict import CRASHES, SAME_FAULTS, Fault, RestartBudget, find_fault
 from dtrain.specs.codes import Code
 from dtrain.tiers.layout import RunDir
 
@@ -40,10 +41,9 @@ def judge(
 
 
 @pytest.mark.parametrize("consequence", CONSEQUENCES, ids=lambda e: type(e).__name__)
-def test_a_killed_rank_is_named_and_not_those_that_lost_it(run: RunDir, consequence: Exception) -> None:
-    """Row 100."""
+def test_row_100_a_killed_rank_is_named_and_not_those_that_lost_it(run: RunDir, consequence: Exception) -> None:
     fault = judge(run, {0: 70, 1: -9, 2: 70}, {0: consequence, 2: consequence})
-    assert fault == Fault(1, "killed", "rank 1 was killed by SIGKILL", final=False, code=Code.FAILED)
+    assert fault == Fault(1, "killed", "rank 1 was killed by SIGKILL", final=False, code=Code.FAILED, signal="SIGKILL")
 
 
 def test_a_killed_rank_goes_before_what_another_raised_for_want_of_it(run: RunDir) -> None:
@@ -112,8 +112,8 @@ def test_when_there_are_only_consequences_the_first_is_told(run: RunDir) -> None
     assert "Connection closed by peer" in fault.detail
 
 
-def test_a_rank_that_left_too_early_without_a_word(run: RunDir) -> None:
-    """Row 106: exit code 0 is no success before the last step."""
+def test_row_106_a_rank_that_left_too_early_without_a_word(run: RunDir) -> None:
+    """Exit code 0 is no success before the last step."""
     fault = judge(run, {0: 70, 2: 70}, {0: CLOSED, 2: RESET})
     detail = "rank 1 left with exit code 0 before the last step"
     assert fault == Fault(1, "exited", detail, final=False, code=Code.FAILED)
@@ -142,3 +142,64 @@ def test_notes_of_an_earlier_attempt_do_not_count(run: RunDir) -> None:
     write_error(run, 1, 0, ValueError("old"), Code.FAILED, final=True)
     run.next_attempt()
     assert find_fault(run, 2, Ended({1: -9}), (), 2).rank == 1
+
+
+KILLED = Fault(1, "killed", "rank 1 was killed by SIGKILL", final=False, code=Code.FAILED, signal="SIGKILL")
+RAISED = [
+    Fault(rank, "exception", f"rank {rank}: ValueError: it is {{}}", final=False, code=Code.FAILED) for rank in (0, 1)
+]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RAISED[0],
+        Fault(0, "exited", "rank 0 left with exit code 3", final=False, code=Code.FAILED),
+        *(replace(KILLED, signal=name) for name in CRASHES),
+    ],
+    ids=lambda fault: fault.signal or fault.kind,
+)
+def test_row_91_a_program_that_fails_by_itself_before_any_step_is_not_started_again(fault: Fault) -> None:
+    budget = RestartBudget(3)
+    budget.count(fault, 1, progress=False)
+    assert "no step was finished" in (budget.why_no_restart(fault) or "")
+    budget.count(fault, 2, progress=True)
+    budget.count(fault, 3, progress=False)
+    assert budget.why_no_restart(fault) is None, "it has shown that it can make steps"
+
+
+def test_what_comes_from_outside_before_any_step_is_answered_by_a_restart() -> None:
+    budget = RestartBudget(3)
+    for fault in (KILLED, Fault(None, "node", "node 1 has been silent", final=False, code=Code.FAILED, node=1)):
+        budget.count(fault, 1, progress=False)
+        assert budget.why_no_restart(fault) is None
+
+
+@pytest.mark.parametrize(
+    "faults", [[KILLED] * 3, [RAISED[0], RAISED[1], RAISED[0]]], ids=["killed", "now one, now another"]
+)
+def test_the_same_fault_again_and_again_without_a_step_ends_the_job_as_it_was_first(faults: list[Fault]) -> None:
+    budget = RestartBudget(10)
+    budget.count(replace(KILLED, signal="SIGSEGV"), 1, progress=True)
+    for attempt, fault in enumerate(faults, 2):
+        assert budget.why_no_restart(fault) is None
+        budget.count(fault, attempt, progress=False)
+    assert f"the same {SAME_FAULTS} times" in (budget.why_no_restart(faults[-1]) or "")
+    assert budget.first == (faults[0], 2)
+
+
+def test_a_step_between_two_equal_faults_begins_both_counts_anew() -> None:
+    budget = RestartBudget(1)
+    for attempt in range(1, 20):
+        budget.count(KILLED, attempt, progress=True)
+        assert budget.why_no_restart(KILLED) is None
+    assert budget.first == (KILLED, 19)
+
+
+def test_different_faults_are_bounded_by_the_budget_alone() -> None:
+    budget = RestartBudget(3)
+    for attempt in range(1, 5):
+        fault = replace(KILLED, rank=attempt % 2)
+        assert budget.why_no_restart(fault) is None
+        budget.count(fault, attempt, progress=False)
+    assert "4 failures in a row" in (budget.why_no_restart(fault) or "")

@@ -91,12 +91,21 @@ def test_the_drainer_killed_again_and_again(job: Job, oracle: Job) -> None:
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("kind", "told"), [("raise", "exception"), ("exit", "exited"), ("stop", "hang")])
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("raise", "exception"),
+        pytest.param("exit", "exited", id="row_106_left_with_0_too_early"),
+        pytest.param("stop", "hang", id="row_100_stopped"),
+    ],
+)
 def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None:
     ended = job.do("run", "spec.yaml", fault=fail_at(1, 8, "window.forward", kind=kind))
     assert ended.code == 0, ended.said
     (fault,) = job.events("fault")
     assert (fault["kind"], fault["rank"]) == (told, 1), fault
+    assert fault["memory_peak_bytes"] > 50e6, "torch alone takes more"
+    assert any("faults.py" in frame for frame in fault["stack"]) == (told == "hang"), fault
     assert_same(job, oracle)
     job.assert_nothing_left()
 

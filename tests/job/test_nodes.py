@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def test_two_nodes_train_as_one_and_a_killed_worker_is_answered_by_a_restart(nod
     nodes.assert_nothing_left()
 
 
-def test_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -> None:
+def test_row_89_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -> None:
     tiers = f"tiers=[{{type: memory, every: 1}}, {{type: disk, every: {STEPS}}}]"
     nodes.start_all(tiers, fault=slow(4))
     wait_for_step(nodes.job, 4)
@@ -58,7 +59,7 @@ def test_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.campaign)])
-def test_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluster, oracle: Job) -> None:
+def test_row_89_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluster, oracle: Job) -> None:
     nodes.start_all(fault=slow(3))
     wait_for_step(nodes.job, 3)
     nodes.running[node].send_signal(signal.SIGTERM)
@@ -76,7 +77,7 @@ def test_a_stop_signal_to_one_node_ends_all_at_one_step(node: int, nodes: Cluste
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.campaign)])
-def test_ctrl_c_on_one_node_ends_all(node: int, nodes: Cluster) -> None:
+def test_row_89_ctrl_c_on_one_node_ends_all(node: int, nodes: Cluster) -> None:
     nodes.start_all("max_steps=100000")
     wait_for_step(nodes.job, 3)
     nodes.running[node].send_signal(signal.SIGINT)
@@ -116,7 +117,7 @@ def test_without_node_0_the_others_end_and_all_go_on_from_memory(nodes: Cluster,
     nodes.assert_nothing_left()
 
 
-def test_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluster, oracle: Job) -> None:
+def test_row_100_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluster, oracle: Job) -> None:
     nodes.start_all(fault=fail_at(1, 6, "window.forward", kind="stop"))
     ended = nodes.end()
     assert [one.code for one in ended] == [0, 0], ended
@@ -127,7 +128,7 @@ def test_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes: Cluste
 
 
 @pytest.mark.campaign
-def test_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, oracle: Job) -> None:
+def test_row_88_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, oracle: Job) -> None:
     windows = ";".join(fail_at(0, step, "window.forward", kind="slow", nth=1) for step in range(3, STEPS + 1))
     nodes.start_all(fault=f"{slow(3)};{windows}")  # it does not come to its end before the silence is noticed
     wait_for_step(nodes.job, 3)
@@ -143,7 +144,7 @@ def test_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, 
     nodes.assert_nothing_left()
 
 
-def test_a_node_that_is_lost_as_the_run_ends_is_told_and_its_part_of_the_last_state_waited_for(
+def test_row_88_a_node_that_is_stopped_as_the_run_ends_is_told_and_its_part_of_the_last_state_waited_for(
     nodes: Cluster, oracle: Job
 ) -> None:
     nodes.start_all(fault=slow(STEPS - 2))
@@ -178,5 +179,28 @@ def test_a_stranger_at_the_rendezvous_changes_nothing_and_is_named(nodes: Cluste
     assert [one.code for one in ended] == [0, 0], ended
     assert any("without this run's token" in event["detail"] for event in nodes.job.events("warning"))
     assert not nodes.job.events("fault")
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+CLOCK = """
+import time
+_real = time.time
+time.time = lambda: _real() + float("{skew}")
+"""
+
+
+def test_row_103_a_node_whose_clock_is_a_minute_wrong_is_like_any_other(nodes: Cluster, oracle: Job) -> None:
+    """Also after a fault on it, when the notes of all ranks are put in order."""
+    path = nodes.job.folder / "clock"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(CLOCK.format(skew=60))
+    nodes.start(0, fault=fail_at(1, 6, "window.forward", kind="raise"))
+    before = os.environ.get("PYTHONPATH")
+    nodes.job.extra["PYTHONPATH"] = os.pathsep.join([str(path), *([before] if before else [])])
+    nodes.start(1, fault=fail_at(1, 6, "window.forward", kind="raise"))
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [(e["rank"], e["kind"]) for e in nodes.job.events("fault")] == [(1, "exception")]
     assert_same(nodes.job, oracle)
     nodes.assert_nothing_left()

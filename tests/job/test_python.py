@@ -56,6 +56,52 @@ class Late(Mlp):
 def late(width=24):
     return Late(width)
 
+class Failing(Mlp):
+    """Goes wrong on rank 1 in the middle of the first attempt."""
+    calls = 0
+    def due(self):
+        if os.environ.get("RANK") != "1" or os.environ["DTRAIN_ATTEMPT"] != "1":
+            return False
+        Failing.calls += 1
+        return Failing.calls == 14
+
+class HoldsGil(Failing):
+    def forward(self, x, y):
+        if self.due():
+            import ctypes
+            ctypes.PyDLL(None).sleep(600)
+        return super().forward(x, y)
+
+class Tidying(Failing):
+    """Out of memory in a backward pass, and the way out calls a collective that the others never will."""
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        if self.training and loss.requires_grad and self.due():
+            loss.register_hook(self.fail)
+        return loss
+    def fail(self, gradient):
+        try:
+            raise MemoryError("no room for the gradients")
+        finally:
+            torch.distributed.barrier()
+
+def holds_gil(width=24):
+    return HoldsGil(width)
+
+def tidying(width=24):
+    return Tidying(width)
+
+class Dozing(Points):
+    taken = 0
+    def __getitem__(self, i):
+        if os.environ.get("RANK") == "1" and os.environ.get("DTRAIN_ATTEMPT") == "1":
+            Dozing.taken += 1
+            if Dozing.taken == 60:
+                time.sleep(600)
+        return super().__getitem__(i)
+
+dozing = Dozing
+
 class Diverging(Mlp):
     def forward(self, x, y):
         Diverging.calls = getattr(Diverging, "calls", 0) + 1
@@ -221,6 +267,34 @@ def test_failing_code_is_named_in_one_line(entry: str, code: int, words: str, st
         kept = max(e["step"] for e in job.events("committed") if e["tier"] == "disk")
         assert kept >= step - 1, "the last good state is on disk"
     assert not job.processes()
+
+
+def test_row_91_a_program_that_cannot_start_is_started_once_and_its_traceback_shown(job: Job) -> None:
+    (job.folder / "no_start.py").write_text("raise OSError('no such device: /dev/accelerator7')\n")
+    ended = job.do("run", "spec.yaml", "model.entry=no_start:model", "cluster.max_restarts=5")
+    assert ended.code in (70, 78), ended.said
+    assert "no such device: /dev/accelerator7" in ended.said
+    assert "no_start.py" in ended.said
+    assert len(job.events("attempt")) <= 1
+    assert not job.processes()
+
+
+@pytest.mark.parametrize(
+    ("override", "seen"),
+    [
+        ("model.entry=zoo:holds_gil", "forward"),
+        ("dataset.entry=zoo:dozing", "__getitem__"),
+        pytest.param("model.entry=zoo:tidying", "barrier", id="row_99_out_of_memory_and_a_barrier_on_the_way_out"),
+    ],
+)
+def test_however_a_rank_gets_stuck_it_is_named_with_its_stack(override: str, seen: str, job: Job, oracle: Job) -> None:
+    ended = job.do("run", "spec.yaml", override)
+    assert ended.code == 0, ended.said
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["rank"]) == ("hang", 1), fault
+    assert any(seen in frame for frame in fault["stack"]), fault
+    assert_same(job, oracle)
+    job.assert_nothing_left()
 
 
 def test_row_92_children_of_workers_do_not_outlive_them(job: Job) -> None:

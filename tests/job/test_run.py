@@ -51,7 +51,7 @@ def test_inspect_ls_verify(oracle: Job) -> None:
     assert oracle.do("verify", "run").code == 0
 
 
-def test_a_finished_run_says_so(oracle: Job) -> None:
+def test_row_104_a_finished_run_says_so_and_fewer_steps_than_done_are_refused(oracle: Job) -> None:
     ended = oracle.do("resume", "--from", "latest", "run")
     assert ended.code == 0
     assert f"already complete at step {STEPS}" in ended.said

@@ -66,6 +66,18 @@ def test_what_is_sent_is_held_back_only_where_gradients_cross_the_same_link() ->
     assert paces == [pytest.approx(node_bytes / (0.9 * (shared.iteration.step_s or 0))), None]
 
 
+@pytest.mark.parametrize("accelerator", ["cpu", "h100"])
+def test_by_themselves_both_channels_take_one_interface_and_two_are_named(accelerator: str) -> None:
+    """Whatever computes: processors without an accelerator have but one network, too."""
+    names = {"compute": {"interface": "eth0"}, "storage": {"interface": "eth1"}}
+    same = {"compute": {"interface": "eth0"}, "storage": {"interface": "eth0"}}
+    paced = [
+        getattr(plan_of(PEER, accelerator, **changes).tier("peer"), "pace_bytes_per_s", None) is not None
+        for changes in ({}, {"channels": same}, {"channels": names})
+    ]
+    assert paced == [True, True, False]
+
+
 def test_an_interval_that_the_network_does_not_sustain_is_told() -> None:
     given = [PEER[0], {"type": "peer", "replicas": 3, "every": 1}]
     assert any(line.startswith("peer: one copy takes") for line in plan_of(given, hardware=SLOW).warnings)
