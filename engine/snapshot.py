@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ..planners.shards import TensorInfo, own
 from ..tiers import faults
@@ -20,19 +17,15 @@ from ..tiers.digest import digest
 from ..tiers.layout import Version
 from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard, TooManyTensors
-from .copier import Copier, HostMover, Item, Mover, NonFinite
+from .copier import Copier, HostMover, Mover, NonFinite
 from .decided import Copied, Offered, Refused
 from .drainwatch import DrainWatch
-from .finite import FLOATS, Floats
+from .live import Live
 from .offers import Offers
-from .packs import pack as pack_of
-from .packs import runs_of
-from .parallel.layout import local_of
 from .slot import OpenSlot
 from .state import StateError, TrainState, infos, random_states, tensor_bytes
 
 WAIT_S = 0.005
-_VERSION = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -53,28 +46,6 @@ class Cadence:
     def drain_due(self, step: int) -> bool:
         """Tell whether the state of `step` belongs to the first slower tier."""
         return self.slow > 0 and step % self.slow == 0
-
-
-class Marks(NamedTuple):
-    """What changes when somebody writes into a tensor, or puts another one in its place."""
-
-    versions: list[int]
-    addresses: list[int]
-
-
-class Place(NamedTuple):
-    """Where a piece is found, and where it goes."""
-
-    parameter: nn.Parameter
-    key: str | None
-    """Under which the optimizer keeps the tensor for that parameter; None: the parameter itself."""
-    begin: int
-    """First byte in the tensor."""
-    nbytes: int
-    offset: int
-    """First byte in the slot's data."""
-    floats: Floats | None
-    """Set where the numbers must be finite: in what is trained and in what the optimizer keeps of it."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +85,9 @@ class Snapshots:
         rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive, self.offers = cadence, pace, alive, offers
         self.pieces = own(state.held(), rank)
-        self.cut = any(isinstance(parameter, DTensor) for parameter in state.model.parameters())
-        self._names = {parameter: name for name, parameter in state.model.named_parameters()}
         self.leads = rank == state.mesh.stage(rank)[0]
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
-        self.places = self._places()
-        kept = self.state.optimizer.state
-        self.kept_at_start = len(kept)
-        self.kept_of = {place.parameter: len(kept.get(place.parameter, ())) for place in self.places}
-        """How much the optimizer keeps of each parameter."""
+        self.live = Live(state, self.pieces)
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
         self.boundary = self._boundary_bytes()
         self.shard = Shard(rank, world, run_id, self._entries())
@@ -144,15 +109,6 @@ class Snapshots:
         self.waited_s = 0.0
         """For slots that the drainer held, and for copies on their way to other nodes, over all snapshots."""
         self._began = 0.0
-        self.items: list[Item] = []
-        self.runs: list[range] = []
-        """The pieces of each item: small ones that follow each other are copied as one."""
-        self._kept: list[torch.Tensor] | None = None
-        """All that the optimizer keeps, as it was when the items were found."""
-        self._watched: dict[str, torch.Tensor] = {}
-        self._addresses: list[int] = []
-        self.marks = Marks([], [])
-        """Those of the watched tensors when their copy was begun."""
         self.copier = Copier(self._mover(), pace.slice_bytes)
 
     def _open_slots(self) -> list[OpenSlot]:
@@ -236,85 +192,12 @@ class Snapshots:
             slot.write(position, data)
             position += info.nbytes
             ends.append(position)
-        self._look_up()
+        self.live.look()
         self.current, self.refused = version, None
         commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
         self._began = time.perf_counter()
-        self.copier.begin(step, self.items, slot.data, commit)
+        self.copier.begin(step, self.live.items, slot.data, commit)
         return slot
-
-    def _look_up(self) -> None:
-        """Find the live tensors of this rank's pieces anew if any is another one than before, and mark them.
-
-        The training thread waits for this, so it makes nothing anew, and looks at thousands of tensors without a line
-        of Python for each.
-        """
-        kept = list(chain.from_iterable(map(dict.values, self.state.optimizer.state.values())))
-        before = self._kept
-        same = before is not None and len(kept) == len(before) and all(map(operator.is_, kept, before))
-        self.marks = self._marks() if same else Marks([], [])
-        if not same or self.marks.addresses != self._addresses:
-            self._find_items()
-            self._kept, self.marks = kept, self._marks()
-            self._addresses = self.marks.addresses
-
-    def _find_items(self) -> None:
-        tensors = self._found()
-        whole = [local_of(tensor) for tensor in tensors]
-        alike = [(tensor.dtype, place.floats) for tensor, place in zip(whole, self.places, strict=True)]
-        self.runs = runs_of(self.pieces, alike, [tensor.is_contiguous() for tensor in whole])
-        self.items, self._watched = [], {}
-        for run in self.runs:
-            first = self.places[run.start]
-            if len(run) == 1:
-                self.items.append(Item(whole[run.start], *first[2:]))
-                self._watched[self.pieces[run.start].tensor.name] = tensors[run.start]
-                continue
-            pack = pack_of(self.pieces[run.start : run.stop], whole[run.start : run.stop])
-            nbytes = sum(piece.nbytes for piece in self.pieces[run.start : run.stop])
-            self.items.append(Item(pack.together, 0, nbytes, first.offset, first.floats, pack))
-            for parameter in {self.places[number].parameter: None for number in run}:
-                self._watch_small(parameter)
-
-    def _watch_small(self, parameter: nn.Parameter) -> None:
-        """What is kept of a small weight changes with it, so two are looked at: the weight, and its step counter.
-
-        One of them tells of every update: fused optimizers leave the version of what they write as it is.
-        """
-        name = self._names[parameter]
-        if f"model.{name}" not in self.state.moving:
-            self._watched[f"model.{name}"] = parameter
-        for key, kept in self.state.optimizer.state.get(parameter, {}).items():
-            if kept.dim() == 0:
-                self._watched[f"optimizer.{name}.{key}"] = kept
-
-    def _found(self) -> list[torch.Tensor]:
-        """The live tensor of each place; raises StateError when the optimizer keeps others than at the start."""
-        kept = self.state.optimizer.state
-        same = len(kept) == self.kept_at_start
-        same &= all(len(kept.get(parameter, ())) == count for parameter, count in self.kept_of.items())
-        try:
-            tensors = [p.parameter if p.key is None else kept[p.parameter][p.key] for p in self.places]
-        except KeyError:
-            same = False
-        if not same:
-            raise StateError("the optimizer keeps other tensors than at the start; they cannot be stored")
-        return tensors
-
-    def _marks(self) -> Marks:
-        tensors = list(self._watched.values())
-        locals_ = [local_of(tensor) for tensor in tensors] if self.cut else tensors
-        return Marks(list(map(_VERSION, tensors)), list(map(torch.Tensor.data_ptr, locals_)))
-
-    def _places(self) -> list[Place]:
-        places, offset, found = [], 0, self.state.places()
-        for piece in self.pieces:
-            parameter, key = found[piece.tensor.name]
-            trained = key is not None or parameter.requires_grad
-            floats = FLOATS.get(piece.tensor.dtype) if trained else None
-            places.append(Place(parameter, key, piece.offset_bytes, piece.nbytes, offset, floats))
-            offset += piece.nbytes
-        return places
 
     def _committer(
         self, slot: OpenSlot, version: Version, ends: list[int], meta: dict[str, Any], drain: bool
@@ -325,6 +208,7 @@ class Snapshots:
             self._check_unchanged()
             self.copy_seconds = time.perf_counter() - self._began
             boundary = [digest(slot.read(begin, end)) for begin, end in pairwise([self.constant_bytes, *ends])]
+            runs = self.live.run_lengths
             faults.point("copy.record", version.step)
             record = SlotRecord(
                 run_id=self.run_id,
@@ -336,7 +220,7 @@ class Snapshots:
                 header_digest=self.header_digest,
                 digests=(*digests, *boundary),
                 meta=meta,
-                runs=(*map(len, self.runs), *(1 for _ in boundary)) if len(self.runs) < len(self.pieces) else (),
+                runs=(*runs, *(1 for _ in boundary)) if runs else (),
             )
             slot.slot.commit(record, drain=drain)
             faults.point("copy.committed", version.step)
@@ -364,35 +248,23 @@ class Snapshots:
         try:
             self.copier.finish()
         except NonFinite as error:
-            self.refused = self._not_finite(error.number)
+            self.refused = self.live.not_finite(error.number)
         self._check_unchanged()
         return self.shard.data_bytes if self.refused is None else 0
 
-    def _not_finite(self, number: int) -> str:
-        """The tensor for which an item was given up: of a pack, the first piece that is not finite."""
-        item, run = self.items[number], self.runs[number]
-        if item.pack is not None:
-            for source, piece in zip(item.pack.sources, run, strict=True):
-                data = tensor_bytes(source)
-                if item.floats is not None and not item.floats.all_in(data):
-                    return self.pieces[piece].tensor.name
-        return self.pieces[run.start].tensor.name
-
     def _check_unchanged(self) -> None:
         """Raise StateError when something was written into the state while it was copied: it may be a mix."""
-        before, now = self.marks, self._marks()
-        if now == before:
+        name = self.live.changed()
+        if name is None:
             return
-        for name, *mark in zip(self._watched, *before, *now, strict=True):
-            if mark[:2] != mark[2:]:
-                for slot in self.slots:
-                    if slot.version == self.current:
-                        slot.slot.invalidate()
-                raise StateError(
-                    f"{name} was changed during a forward or backward pass of the step after it was updated, "
-                    "so its snapshot is not of one step; what a model changes itself belongs in a buffer "
-                    "(register_buffer): buffers are copied between steps"
-                )
+        for slot in self.slots:
+            if slot.version == self.current:
+                slot.slot.invalidate()
+        raise StateError(
+            f"{name} was changed during a forward or backward pass of the step after it was updated, "
+            "so its snapshot is not of one step; what a model changes itself belongs in a buffer "
+            "(register_buffer): buffers are copied between steps"
+        )
 
     def superseded(self) -> Version | None:
         """Every rank has finished: the snapshot is whole, older ones may be overwritten. Returns its version."""

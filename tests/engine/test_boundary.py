@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -15,6 +16,7 @@ from tests.engine.conftest import MakeRanks
 from tests.engine.test_snapshot import stored
 from torch import Tensor, nn
 
+from dtrain.engine import packs
 from dtrain.engine.copier import HostMover, Item
 from dtrain.engine.packs import Pack
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
@@ -111,13 +113,17 @@ def job_of(ranks: MakeRanks, optimizer: str) -> tuple[TrainState, Ranks]:
     return state, job
 
 
-def test_a_thousand_of_a_thousand_snapshots_are_those_of_their_boundary(memory: MemoryDir, ranks: MakeRanks) -> None:
+def test_a_thousand_of_a_thousand_snapshots_are_those_of_their_boundary(
+    memory: MemoryDir, ranks: MakeRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gathered at the boundary, as tiny tensors are, or put together in the windows, as larger ones are."""
     under_way = right = 0
-    for optimizer in ("adamw", "replacing"):
+    for optimizer, tiny_bytes in itertools.product(("adamw", "replacing"), (packs.TINY_BYTES, 0)):
+        monkeypatch.setattr(packs, "TINY_BYTES", tiny_bytes)
         state, job = job_of(ranks, optimizer)
         (member,) = job.members
         member.copier.mover = Slow()
-        for step in range(1, STEPS // 2 + 1):
+        for step in range(1, STEPS // 4 + 1):
             expected = at_the_boundary(state)
             member.take(step, {}, drain=False)
             one_pass(state.model, state.optimizer, member)

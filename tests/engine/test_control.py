@@ -13,7 +13,6 @@ from tests.engine.build import CPU, RUN_ID, job_spec
 from dtrain.engine.context import Context, StopFlag
 from dtrain.engine.control import Control, beginning
 from dtrain.engine.copier import HostMover, Item
-from dtrain.engine.packs import Pack
 from dtrain.engine.parts import assemble
 from dtrain.engine.report import Reporter
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
@@ -34,12 +33,8 @@ STEPS = 30
 class Slowed(HostMover):
     """Every copy lasts well beyond its step."""
 
-    def fill(self, pack: Pack) -> None:
-        time.sleep(0.002 * len(pack.sources))
-        super().fill(pack)
-
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        time.sleep(0.002)
+        time.sleep(0.04)
         super().move(item, position, nbytes, target)
 
 

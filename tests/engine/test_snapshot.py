@@ -32,6 +32,9 @@ from dtrain.tiers.memory import SLOTS, MemoryDir
 from dtrain.tiers.recovery import contents, open_candidate, verify
 from dtrain.tiers.shardfile import ShardReader
 
+WATCHED = 512
+"""Width of layers whose tensors are not tiny: they are copied in the windows, and watched meanwhile."""
+
 
 def stored(memory: MemoryDir, step: int, attempt: int = 1) -> dict[str, bytes]:
     """Everything in memory of a step, put together from its shards; generators as `rng.x of rank`."""
@@ -193,7 +196,7 @@ def test_two_hundred_paced_copies_are_their_own_step(memory: MemoryDir, ranks: M
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_copy_that_runs_into_the_next_update_is_refused(memory: MemoryDir, ranks: MakeRanks, world: int) -> None:
     """The counter-test of the one above: without the wait before the update the copy is a mix, and says so."""
-    state = state_of(Plain())
+    state = state_of(Plain(WATCHED))
     job = ranks(state, world)
     job.store(1)
     expected = content(state)
@@ -212,7 +215,7 @@ def test_a_copy_that_runs_into_the_next_update_is_refused(memory: MemoryDir, ran
 
 @pytest.mark.parametrize("how", ["in place", "replaced"])
 def test_a_parameter_that_a_pass_changes_is_refused_by_name(memory: MemoryDir, ranks: MakeRanks, how: str) -> None:
-    state = state_of(Plain())
+    state = state_of(Plain(WATCHED))
     job = ranks(state)
     job.take(1)
     with torch.no_grad():
@@ -226,7 +229,7 @@ def test_a_parameter_that_a_pass_changes_is_refused_by_name(memory: MemoryDir, r
 
 
 def test_a_mix_is_not_saved_by_a_step_that_fails_either(memory: MemoryDir, ranks: MakeRanks) -> None:
-    state = state_of(Plain())
+    state = state_of(Plain(WATCHED))
     job = ranks(state)
     mover = GatedMover()
     job.members[0].copier.mover = mover
