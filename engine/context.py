@@ -167,6 +167,7 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     """Set up determinism, threads and process groups; returns when all ranks are there."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
+    beat = Heartbeat(memory, rank)  # by it the launcher can end a worker that waits for one that never comes
     device = pick_device(spec.cluster.device, local_rank)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As use_deterministic_algorithms(True, warn_only=True), which imports all of inductor to tell it so: 0.8 s.
@@ -186,7 +187,7 @@ def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
     if (mesh.pp, mesh.dp_shard, mesh.tp) != (1, 1, 1):
         over = init_device_mesh(device.type, mesh.shape, mesh_dim_names=DIMS)
     storage = storage_channel(rank, world, GROUP_TIMEOUT)
-    context = Context(rank, local_rank, world, device, stop, Heartbeat(memory, rank), mesh, control, over, storage)
+    context = Context(rank, local_rank, world, device, stop, beat, mesh, control, over, storage)
     _ = context.stage_group
     return context
 

@@ -63,7 +63,13 @@ class Peers(NoPeers):
         planned = plan.tier("peer")
         assert spec.peer_tier is not None
         assert planned is not None
-        self.placement = place(spec.cluster.nodes, spec.peer_tier.replicas, spec.cluster.nodes_per_zone)
+        self.replicas, self.nodes_per_zone = spec.peer_tier.replicas, spec.cluster.nodes_per_zone
+        self.nodes: tuple[int, ...] = ()
+        """Those that take part; of an elastic run known with the first attempt."""
+        self._targets: tuple[int, ...] = ()
+        self._owners: tuple[int, ...] = ()
+        if not spec.cluster.nodes.elastic:
+            self._place(tuple(range(spec.cluster.nodes)))
         self.pace_bytes_per_s, self.patience_s = planned.pace_bytes_per_s, spec.cluster.heartbeat_timeout
         self._process: Helper | None = None
         self._address: Address | None = None
@@ -86,6 +92,26 @@ class Peers(NoPeers):
             self._warn(0, f"node {self.run.node} takes no part in the peer tier: {error}")
         return self._address
 
+    def _place(self, nodes: tuple[int, ...]) -> None:
+        """Who gets our copies, and whose we keep, among these nodes."""
+        placement, here = place(len(nodes), self.replicas, self.nodes_per_zone, nodes), nodes.index(self.run.node)
+        self.nodes = nodes
+        self._targets = tuple(nodes[place] for place in placement.holders[here])
+        self._owners = tuple(nodes[place] for place in placement.kept_by(here))
+
+    def _place_anew(self, attempt: int, nodes: tuple[int, ...]) -> None:
+        """Nodes have come or gone: the process begins again at the same door, with other peers."""
+        if nodes == self.nodes or self.run.node not in nodes:
+            return
+        self._place(nodes)
+        if self._process is not None and self._address is not None:
+            host, port = self._address
+            self._end()
+            try:
+                self._start(host, port)
+            except OSError as error:
+                self._warn(attempt, f"node {self.run.node} takes no part in the peer tier: {error}")
+
     def _warn(self, attempt: int, detail: str) -> None:
         append_event(self.run.events, "warning", None, attempt, detail=detail)
 
@@ -102,6 +128,7 @@ class Peers(NoPeers):
     def tell(self, attempt: int, directory: Mapping[str, Any]) -> None:
         """As `NoPeers.tell`."""
         self._told = {"attempt": attempt, "key": self._key, **directory}
+        self._place_anew(attempt, tuple(directory.get("nodes", self.nodes)))
         self._deaths = 0
         self._pass_on()
 
@@ -134,10 +161,9 @@ class Peers(NoPeers):
 
     def _start(self, host: str, port: int) -> None:
         """Raises OSError when it does not come up."""
-        node, placement = self.run.node, self.placement
         job = PeerJob(
-            str(self.run.root), str(self.memory.path), self.run_id, node, host, port,
-            placement.holders[node], placement.kept_by(node), self.pace_bytes_per_s, self.patience_s,
+            str(self.run.root), str(self.memory.path), self.run_id, self.run.node, host, port,
+            self._targets, self._owners, self.pace_bytes_per_s, self.patience_s,
         )  # fmt: skip
         self._starts += 1
         path = self.memory.path / "peer.json"

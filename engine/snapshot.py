@@ -99,7 +99,7 @@ class Snapshots:
         self.drains = DrainWatch([slot.slot for slot in self.slots])
         self._drop_all_but(restored)
         self.safe = restored
-        self.outdated = memory.of_other_worlds(world) if clears_up else []
+        self.outdated = memory.left_by_other_worlds(world) if clears_up else []
         self.current: Version | None = None
         self.unpinned: OpenSlot | None = None
         """Slot of the current snapshot when it is due in the slow tier and the drainer was busy at its begin."""
@@ -270,8 +270,8 @@ class Snapshots:
         """Every rank has finished: the snapshot is whole, older ones may be overwritten. Returns its version."""
         if self.current is not None:
             self.safe = self.current
-            while self.outdated:
-                self.outdated.pop().unlink(missing_ok=True)
+            if self.offers is None:
+                self._drop_outdated()
         whole, self.current = self.current, None
         return whole
 
@@ -321,7 +321,14 @@ class Snapshots:
         if self.offers is None:
             return None
         slots = (slot.slot for slot in self.slots if slot.version == self.safe)
-        return self.offers.decide(self.safe, slots, busy=busy)
+        copied = self.offers.decide(self.safe, slots, busy=busy)
+        if copied is not None:  # until then a node that is lost takes its part of all newer ones along
+            self._drop_outdated()
+        return copied
+
+    def _drop_outdated(self) -> None:
+        while self.outdated:
+            self.outdated.pop().unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the copier."""

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..specs.models import Spec
-from ..tiers.agree import Held, agreed, held_from_json, look, newest, to_drain, with_memory_of_all
+from ..tiers.agree import Held, agreed, between, held_from_json, look, newest, to_drain, with_memory_of_all
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
@@ -50,7 +50,6 @@ class _Attempt:
     """By node, in the order in which they came."""
     lost: Lost | None = None
     over_since: float | None = None
-    was_cut: bool = False
 
 
 class Team(Alone):
@@ -111,6 +110,8 @@ class Team(Alone):
         if self.must_go_on and not self._begun:  # this node may have lost what the others have
             candidates = with_memory_of_all(candidates, self.held, self.memory)
         chosen, passed = agreed(candidates, self.held)
+        if before and not self._same_seats:  # ranks and shards are others', so all of it comes from other nodes
+            chosen = [between(candidate) for candidate in chosen]
         return chosen, [*skipped, *passed]
 
     def _seats(self) -> tuple[int, ...]:
@@ -276,7 +277,7 @@ class Team(Alone):
             "drain": Held(memory=self._to_drain()).to_json()["memory"],
             "port": store.port,
             "nodes": self.nodes,
-            "peer": self.peers.directory(),
+            "peer": {**self.peers.directory(), "nodes": list(self.roster)},
         }
         self.peers.tell(attempt, word["peer"])
         for seat, node in enumerate(self.roster[1:], 1):
@@ -304,10 +305,7 @@ class Team(Alone):
             os.kill(os.getpid(), self._stop)
         if attempt.lost is not None or attempt.reports:
             self._declare_over(attempt)
-        if attempt.over_since is None or attempt.was_cut or time.monotonic() - attempt.over_since < GRACE_S:
-            return False
-        attempt.was_cut = True
-        return True
+        return attempt.over_since is not None and time.monotonic() - attempt.over_since >= GRACE_S
 
     def _declare_over(self, attempt: _Attempt, grace_s: float = GRACE_S) -> None:
         if attempt.over_since is None:

@@ -27,14 +27,17 @@ class Placement:
         return tuple(owner for owner, holders in enumerate(self.holders) if node in holders)
 
 
-def place(nodes: int, replicas: int, nodes_per_zone: int | None = None) -> Placement:
-    """Place `replicas` copies of what each of `nodes` nodes has.
+def place(count: int, replicas: int, nodes_per_zone: int | None = None, names: Sequence[int] = ()) -> Placement:
+    """Place `replicas` copies of what each of `count` nodes has.
 
-    Nodes next to each other in rank, `nodes_per_zone` at a time, are one zone. Raises ValueError for too few nodes.
+    Nodes next to each other in rank, `nodes_per_zone` at a time, are one zone; where nodes are missing, `names` are the
+    ranks of those that are there, in order, and the placement speaks of positions among them. Raises ValueError for too
+    few nodes.
     """
+    nodes, ranks = count, names or range(count)
     if not 0 < replicas < nodes:
         raise ValueError(f"{replicas} copies on other nodes need at least {replicas + 1} nodes, there are {nodes}")
-    zones = [node // nodes_per_zone for node in range(nodes)] if nodes_per_zone is not None else [0] * nodes
+    zones = [rank // nodes_per_zone for rank in ranks] if nodes_per_zone is not None else [0] * nodes
     shifts = _shifts(zones, replicas)
     holders = tuple(tuple((node + shift) % nodes for shift in shifts) for node in range(nodes))
     crosses = all(any(zones[node] != zones[holder] for holder in held) for node, held in enumerate(holders))

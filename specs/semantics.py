@@ -115,9 +115,11 @@ def _peer(view: View) -> Iterator[Finding]:
     if "memory" not in at:
         message = "it is filled from snapshots in memory, and there is no `memory` tier"
         yield Finding(("tiers", at["peer"], "type"), message, "put {type: memory} before it")
-    nodes, replicas = view.whole("cluster", "nodes"), view.whole("tiers", at["peer"], "replicas")
+    count, replicas = view.nodes(), view.whole("tiers", at["peer"], "replicas")
+    nodes = count.least if count is not None else None
     if nodes is not None and replicas is not None and replicas >= nodes:
         others = "1 node, so there is no other one" if nodes == 1 else f"{nodes} nodes, so {nodes - 1} other ones"
+        others = f"at the least {others}" if count is not None and count.elastic else others
         fewer = f"use {nodes - 1} or less, or" if nodes > 1 else "remove the tier, or use"
         message = f"{replicas} other nodes are to get a copy, and the job has {others}"
         yield Finding(("tiers", at["peer"], "replicas"), message, f"{fewer} more nodes (cluster.nodes)")
@@ -239,10 +241,6 @@ def _elastic(view: View) -> Iterator[Finding]:
     if view.get("tiers") is not None and not any(kind == "memory" for _, kind in view.tiers()):
         message = "a run whose number of nodes changes goes on from its snapshots, and there is no `memory` tier"
         yield Finding(("cluster", "nodes"), message, "add `- {type: memory}`, or give one whole number")
-    peer = next((index for index, kind in view.tiers() if kind == "peer"), None)
-    if peer is not None:
-        message = "copies on other nodes are not yet supported where the number of nodes changes"
-        yield Finding(("tiers", peer, "type"), message, "remove the tier, or give one whole number of nodes")
     given = view.whole("strategy", "dp_replicate")
     if given is not None:
         message = f"the number of nodes may change, so dp_replicate cannot stay {given}"

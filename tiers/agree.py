@@ -129,6 +129,13 @@ def with_memory_of_all(candidates: Sequence[Candidate], held: Mapping[int, Held]
     return sorted([*more, *candidates], key=lambda candidate: candidate.version, reverse=True)
 
 
+def between(candidate: Candidate) -> Candidate:
+    """What is in memory as a candidate whose shards move between the nodes."""
+    if candidate.tier != MEMORY:
+        return candidate
+    return Candidate(candidate.version, replace(candidate.place, type=PEER))
+
+
 def between_nodes(held: Mapping[int, Held]) -> frozenset[Version]:
     """Every version of which each shard is in some node's memory, its own or as a copy."""
     worlds: dict[Version, int] = {}

@@ -302,6 +302,11 @@ class MemoryDir:
         files = [(path, _SLOT_FILE.fullmatch(path.name)) for path in self.path.iterdir()]
         return [path for path, match in files if match is not None and int(match[1]) != world]
 
+    def left_by_other_worlds(self, world: int) -> list[Path]:
+        """The same, with the copies of other nodes' snapshots."""
+        kept = [path for folder in self.replicas().values() for path in folder.of_other_worlds(world)]
+        return [*self.of_other_worlds(world), *kept]
+
     def remove(self) -> None:
         """Give the memory back."""
         shutil.rmtree(self.path, ignore_errors=True)

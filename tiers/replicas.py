@@ -59,8 +59,9 @@ class Keeper:
                 return False
             free = next(slot for slot in slots if (slot, newest) not in held)
             self._fill(free, replace(record, slot=free.index), nbytes, fill)
-            for path in folder.of_other_worlds(record.world):
-                path.unlink(missing_ok=True)
+            if newest is not None:  # all nodes had that one before this one was sent: nobody needs another world's
+                for path in folder.of_other_worlds(record.world):
+                    path.unlink(missing_ok=True)
         return True
 
     def _checked(self, announced: Any) -> SlotRecord:

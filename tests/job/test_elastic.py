@@ -66,3 +66,51 @@ def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: J
         assert math.isclose(nodes.job.losses()[step], loss, rel_tol=TOLERANCE), (step, nodes.job.losses()[step], loss)
     wait(lambda: not nodes.job.processes(), 20, "the drainer of the killed launcher to give up")
     nodes.assert_nothing_left()
+
+
+PEERS = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}, {type: disk, every: 12}]"
+
+
+def test_four_nodes_two_three_and_four_go_on_from_copies_in_each_others_memory(tmp_path: Path) -> None:
+    """24 samples are 3 micro-batches on 4 nodes, 4 on 3, 6 on 2."""
+    words = ["model.dropout=0", "training.global_batch_size=24", "training.micro_batch_size=2", "max_steps=30", PEERS]
+    whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
+    whole.write_spec()
+    spec = spec_of('"2:4"').replace("rejoin_timeout: 30s", "rejoin_timeout: 30s, last_call: 2s")
+    with cleaned(whole), cluster(tmp_path / "job", 4, spec) as nodes:
+        assert whole.do("run", "spec.yaml", "cluster.workers_per_node=4", *words[:4]).code == 0
+        job = nodes.job
+
+        def lose(node: int, attempts: int) -> None:
+            nodes.lose_node(node)
+            wait(lambda: len(job.events("attempt")) == attempts, 20, f"{attempts} attempts")
+
+        def wait_for_copy(attempt: int) -> None:
+            wait(
+                lambda: any(e["attempt"] == attempt and e["tier"] == "peer" for e in job.events("committed")),
+                30, f"a copy of attempt {attempt}",
+            )  # fmt: skip
+
+        nodes.start_all(*words, fault=slow(2, 30, attempt=None))
+        wait_for_copy(1)
+        lose(3, 2)
+        wait_for_copy(2)
+        lose(1, 3)
+        wait_for_copy(3)
+        nodes.start(3, *words, fault=slow(2, 30, attempt=None))
+        wait(lambda: len(job.events("attempt")) == 4, 30, "three nodes")
+        nodes.start(1, *words)
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0] * 4, ended
+        assert [event["nodes"] for event in job.events("attempt")] == [4, 3, 2, 3, 4]
+        assert [event["tier"] for event in job.events("restored")] == ["peer"] * 4, "never from the disk's older step"
+        lines = read_lines(job.run.metrics)
+        for number, restored in enumerate(job.events("restored"), 1):
+            before = max(line["step"] for line in lines if line["attempt"] <= number)
+            assert before - 2 <= restored["step"], (before, restored)
+        last = {line["step"]: line for line in lines}
+        assert [last[step]["samples"] for step in sorted(last)] == [24 * step for step in range(1, 31)]
+        for step, loss in whole.losses().items():
+            assert math.isclose(job.losses()[step], loss, rel_tol=TOLERANCE), (step, job.losses()[step], loss)
+        wait(lambda: not job.processes(), 20, "all processes to end")
+        nodes.assert_nothing_left()

@@ -40,12 +40,12 @@ WRONG = {
     "dots": ("nodes: 2..4, w", "cluster.nodes", "MIN:MAX"),
     "fixed replicas": ("nodes: 2:4, w", "strategy.dp_replicate", "leave it out"),
     "without snapshots": ("nodes: 2:4, w", "cluster.nodes", "no `memory` tier"),
-    "with copies": ("nodes: 2:4, w", "tiers[1].type", "not yet supported"),
+    "with copies": ("nodes: 2:4, w", "tiers[1].replicas", "at the least 2 nodes"),
 }
 FURTHER = {
     "fixed replicas": [("name: t", "strategy: {dp_replicate: 8}")],
     "without snapshots": [("  - {type: memory, every: 1}\n", "")],
-    "with copies": [("  - {type: disk", "  - {type: peer, replicas: 1}\n  - {type: disk")],
+    "with copies": [("  - {type: disk", "  - {type: peer, replicas: 2}\n  - {type: disk")],
 }
 
 
