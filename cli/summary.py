@@ -82,6 +82,7 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
             }
             for tier in state.tiers
         },
+        "channels": {channel: {"bytes": round(carried)} for channel, carried in state.channels.items()},
         "state_digest": _digest(state, outcome)[0],
         "state_digest_step": _digest(state, outcome)[1],
         "faults": [describe_fault(fault) for fault in state.faults],
@@ -160,6 +161,8 @@ def _checkpoints(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str,
             rows.append(("", Text(f"{'':<{width}}  last left out: {state.skip_reason[tier]}", style="yellow")))
     if not rows and state.count:
         rows.append(("checkpoints", Text("none committed")))
+    for channel, carried in state.channels.items():
+        rows.append(("channels", Text(f"{channel}: {human_bytes(carried)} of checkpoints between nodes")))
     digest, of_step = _digest(state, outcome)
     if digest is not None:
         which = f"  (step {of_step})" if of_step is not None else ""

@@ -83,6 +83,8 @@ class RunState:
     """Figures without the warm-up steps of each attempt; bytes only of steps that made a snapshot."""
     recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_STEPS))
+    channels: dict[str, float] = field(default_factory=dict)
+    """Bytes of checkpoints that each channel has carried between nodes, over all of them."""
     committed: dict[str, int] = field(default_factory=dict)
     """Last committed step per tier, in the order in which the tiers first committed."""
     commit_of: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -210,6 +212,9 @@ class RunState:
             return
         # A slow tier may report late what an earlier attempt stored; the later attempt has the last word.
         self.outages.pop(tier, None)
+        channel, carried = record.get("channel"), number(record, "bytes")
+        if isinstance(channel, str) and carried is not None and math.isfinite(carried):
+            self.channels[channel] = self.channels.get(channel, 0.0) + carried
         rate = number(record, "bytes_per_s")
         if rate is not None and math.isfinite(rate):
             self.rates.setdefault(tier, Series()).add(rate)

@@ -85,7 +85,9 @@ class Reporter:
     def copied(self, copied: Copied | None, nbytes: int) -> None:
         """A version is with all peers; `nbytes` were sent for it, over all ranks."""
         if copied is not None:
-            self.event("committed", copied.version.step, tier="peer", bytes=nbytes, seconds=copied.seconds)
+            self.event(
+                "committed", copied.version.step, tier="peer", bytes=nbytes, seconds=copied.seconds, channel="storage"
+            )
 
     def refused(self, refused: Refused | None) -> None:
         """A snapshot was not kept for its numbers; told once, however many follow, for training goes on."""

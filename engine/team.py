@@ -32,6 +32,8 @@ from .supervise import Sight, sight_from
 
 GRACE_S = 5.0
 """Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
+LOST_GRACE_S = 1.0
+"""The same after the loss of a node: who waits for one whose link is cut notices nothing, however long it waits."""
 TURN_S = 0.02
 STALE_S = 0.3
 """What a node last said of its ranks is too old to judge by after this long: none of them is blamed then."""
@@ -50,6 +52,7 @@ class _Attempt:
     """By node, in the order in which they came."""
     lost: Lost | None = None
     over_since: float | None = None
+    grace_s: float = GRACE_S
 
 
 class Team(Alone):
@@ -304,12 +307,12 @@ class Team(Alone):
             self._passed_on = True
             os.kill(os.getpid(), self._stop)
         if attempt.lost is not None or attempt.reports:
-            self._declare_over(attempt)
-        return attempt.over_since is not None and time.monotonic() - attempt.over_since >= GRACE_S
+            self._declare_over(attempt, GRACE_S if attempt.lost is None else LOST_GRACE_S)
+        return attempt.over_since is not None and time.monotonic() - attempt.over_since >= attempt.grace_s
 
     def _declare_over(self, attempt: _Attempt, grace_s: float = GRACE_S) -> None:
         if attempt.over_since is None:
-            attempt.over_since = time.monotonic()
+            attempt.over_since, attempt.grace_s = time.monotonic(), grace_s
             self._tell_all({"kind": "over", "attempt": attempt.number, "grace_s": grace_s})
 
     def over(self, report: Report) -> Verdict:
@@ -425,6 +428,7 @@ class Team(Alone):
             self.tell("warning", detail=f"{mate} {why}")
         elif self._attempt is not None and self._attempt.lost is None and mate.node not in self._attempt.reports:
             self._attempt.lost = Lost(mate.node, f"{mate} {why}")
+            self.tell("lost", node=mate.node, detail=f"{mate} {why}")
         elif self._attempt is None:
             self.tell("warning", detail=f"{mate} {why}")
 

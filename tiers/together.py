@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import faults
+from .commit import ours
+from .files import final_name
 from .gather import Part
 from .jsonfile import Unreadable, dumps
 from .layout import Version, part_name, staging_name
@@ -85,7 +87,9 @@ def _lead(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
         others = [_part_of(tier, folder, node, word, version, group) for node in range(1, group.nodes)]
         manifest = part.manifest(shard for shards in others for shard in shards)
         tier.check_sizes(folder, manifest)  # what the others say they have written must be what node 0 sees
-        tier.store.delete(folder, [part_name(node) for node in range(group.nodes)])
+        # Also the names beside them: between giving a part its name and taking the other away its writer may be slow.
+        parts = {part_name(node) for node in range(group.nodes)}
+        tier.store.delete(folder, [name for name in ours(tier.store, folder) if final_name(name) in parts])
         return tier.seal(manifest)
 
 

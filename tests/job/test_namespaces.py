@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import Job, assert_same
+from tests.job.dtrain import Job, assert_same, finish, slow, wait, wait_for_step
 from tests.job.links import Links, ip, made_links
 from tests.job.nodes import Cluster, cluster
 
@@ -71,3 +71,51 @@ def test_by_itself_each_node_takes_the_interface_of_the_rendezvous(nodes: Cluste
     assert [one.code for one in ended] == [0, 0], ended
     assert links.sent(1, "stor0") < 10_000 < links.sent(1, "comp0")
     nodes.assert_nothing_left()
+
+
+LATEST_S = 25
+"""Until a cut link is told of: the bound is 2 x heartbeat_timeout, and a machine may be busy."""
+
+
+@pytest.mark.parametrize("way", [(1, 0), pytest.param((0, 1), marks=pytest.mark.campaign)])
+def test_a_link_that_is_cut_one_way_is_told_and_the_run_goes_on_once_it_is_mended(
+    way: tuple[int, int], nodes: Cluster, links: Links, oracle: Job
+) -> None:
+    """The other way still works: what comes from there arrives, and only the answers are lost."""
+    nodes.start_all(CHANNELS, fault=slow(3))
+    wait_for_step(nodes.job, 4)
+    links.cut_way(*way)
+    wait(lambda: nodes.job.events("lost") or nodes.job.events("fault"), LATEST_S, "the cut to be noticed")
+    links.mend_all()
+    ended = []
+    for node in (1, 0):  # a node that has given up is started again, as a scheduler does
+        one = finish(nodes.running[node])
+        if one.code != 0:
+            nodes.start(node, CHANNELS, command="resume" if node == 0 else "run")
+            one = finish(nodes.running[node])
+        ended.append(one)
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [(e["kind"], e["node"]) for e in nodes.job.events("fault")][:1] == [("node", 1)]
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
+def test_copies_for_peers_take_the_storage_link_and_connections_are_bound_to_it(nodes: Cluster, links: Links) -> None:
+    tiers = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}]"
+    nodes.start_all(CHANNELS, tiers, fault=slow(3))
+    wait_for_step(nodes.job, 5)
+    for node in range(2):
+        mine = {links.address(node, 0), links.address(node, 1), "127.0.0.1"}
+        said = subprocess.run(links.exec(node, "ss", "-Hltn"), check=True, capture_output=True, text=True).stdout
+        listens = {line.split()[3].rpartition(":")[0].strip("[]").partition("%")[0] for line in said.splitlines()}
+        assert links.address(node, 1) in listens, "the peer tier"
+        outside = {address.removeprefix("::ffff:") for address in listens} - mine
+        assert not outside, f"node {node} listens at {sorted(outside)}"
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    copied = [event for event in nodes.job.events("committed") if event["tier"] == "peer"]
+    assert all(event["channel"] == "storage" for event in copied)
+    total = sum(event["bytes"] for event in copied)
+    given = [links.sent(node, "stor0") for node in range(2)]
+    assert 0.9 * total < sum(given), "every copy went over the storage links"
+    assert all(links.sent(node, "comp0") > 12 * STATE_BYTES / 3 / 2 for node in range(2)), "gradients of 12 steps"

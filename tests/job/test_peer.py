@@ -96,9 +96,12 @@ def test_the_process_that_sends_dies_again_and_again_and_training_never_notices(
 @pytest.mark.campaign
 def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -> None:
     with cluster(tmp_path / "job") as nodes:
-        nodes.start_all(TIERS, fault=slow(4))
-        wait_for_step(nodes.job, 3)
+        # Long enough for a time-out after the stop, however long this test takes to get its turn.
+        windows = ";".join(fail_at(0, step, "window.forward", kind="slow", nth=1) for step in range(4, STEPS + 1))
+        nodes.start_all(TIERS, fault=f"{slow(4)};{windows}")
+        wait_for_step(nodes.job, 1)
         (process,) = nodes.peer_processes(1)
+        wait_for_step(nodes.job, 3)
         process.suspend()
         ended = nodes.end()
         assert [one.code for one in ended] == [0, 0], ended

@@ -101,6 +101,23 @@ def test_every_node_adds_its_shards_and_node_0_commits(place: Place, tmp_path: P
     assert {path.name for path in folder.iterdir()} == expected
 
 
+def test_a_node_that_is_slow_between_two_operations_leaves_nothing_in_the_checkpoint(
+    place: Place, tmp_path: Path
+) -> None:
+    """Its part is seen before the name that it was written under is gone."""
+    nodes = Nodes(place, tmp_path, "auto")
+    nodes.pin(6)
+    slow = fail_at(None, None, "disk.unlink", kind="slow", attempt=None)
+    drainers = [nodes.start(node, slow if node else "") for node in range(NODES)]
+    deadline = time.monotonic() + 60
+    while not nodes.events("committed"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    stop(drainers)
+    (folder,) = [path for path in place.root.iterdir() if path.name.startswith("step-")]
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
 def test_a_node_whose_disk_is_not_the_shared_one_is_told_of_it(place: Place, tmp_path: Path) -> None:
     nodes = Nodes(place, tmp_path, "auto", patience_s=1)
     nodes.roots[1] = StorePlace("disk", str(tmp_path / "a disk of its own"))
