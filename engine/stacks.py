@@ -7,14 +7,14 @@ from pathlib import Path
 TAIL_BYTES = 256 * 1024
 """The dump of a worker with some hundred threads is not longer than this."""
 MAX_FRAMES = 30
-_HEAD = "Current thread "
+_CRASH, _CURRENT, _OTHER = "Fatal Python error", "Current thread ", "Thread "
 
 
 def last_stack(log: Path) -> list[str]:
-    """Frames of the thread that got the signal, the innermost first; none where the log has no stack.
+    """Frames of the thread that trains, of a crash those of the one that crashed, the innermost first.
 
-    `faulthandler` calls it the current thread and, of several dumps, writes the newest last. A signal to a process goes
-    to its main thread, which trains.
+    None where the log has no stack. `faulthandler` writes the newest thread first, so the main thread last; which one
+    got the signal says nothing.
     """
     try:
         with log.open("rb") as file:
@@ -22,7 +22,9 @@ def last_stack(log: Path) -> list[str]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    begins = [at for at, line in enumerate(lines) if line.startswith(_HEAD)]
+    crash = max((at for at, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
+    heads = (_OTHER, _CURRENT) if crash is None else (_CURRENT,)
+    begins = [at for at, line in enumerate(lines) if line.startswith(heads) and at > (crash or -1)]
     frames: list[str] = []
     for line in lines[begins[-1] + 1 :] if begins else []:
         if not line.startswith("  ") or len(frames) == MAX_FRAMES:

@@ -42,7 +42,7 @@ class Stragglers:
 
     def see(self, now: Mapping[int, Work], at: float) -> None:
         """Take in what all ranks say at a time (monotonic, s)."""
-        if not all(0 < work.step < DONE_STEP for work in now.values()):
+        if not now or not all(0 < work.step < DONE_STEP for work in now.values()):
             self._before = {}
             return
         if self._before.keys() != now.keys():

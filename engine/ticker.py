@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import traceback
 from collections.abc import Callable
 
 
@@ -13,7 +13,7 @@ class Ticker:
     def __init__(self, name: str, period_s: float, work: Callable[[], None]) -> None:
         """Prepare; entering starts the thread."""
         self._period_s, self._work = period_s, work
-        self._stop = threading.Event()
+        self._stop, self._shown = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Ticker:
@@ -26,5 +26,11 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            with contextlib.suppress(OSError):  # a disk that is full or gone: the next tick tries again
+            try:
                 self._work()
+            except OSError:
+                pass  # a disk that is full or gone: the next tick tries again
+            except Exception:  # whoever watches goes on watching; a mistake of ours is shown, once
+                if not self._shown:
+                    traceback.print_exc()
+                self._shown = True

@@ -20,7 +20,8 @@ def deep(n):
     if n:
         return deep(n - 1)
     print("ready", flush=True)
-    {stuck}
+    while True:
+        {stuck}
 deep(40)
 """
 STUCK = {

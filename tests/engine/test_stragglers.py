@@ -55,6 +55,8 @@ def test_who_stands_still_starts_or_has_ended_is_no_straggler() -> None:
         ranks.at += 0.1
         ranks.watch.see({0: Work(ranks.step, ranks.busy[0]), 1: Work(ranks.step, ranks.busy[1])}, ranks.at)
     assert ranks.told == []
+    ranks.watch.see({}, ranks.at)
+    ranks.watch.see({}, ranks.at + 2 * WINDOW_S)
     for step in (0, DONE_STEP):
         ranks.watch.see({0: Work(5, 1.0), 1: Work(step, 100.0)}, ranks.at)
     assert ranks.told == []

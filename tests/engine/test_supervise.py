@@ -12,6 +12,7 @@ import pytest
 
 from dtrain.engine import supervise
 from dtrain.engine.supervise import Hang, Supervisor
+from dtrain.engine.ticker import Ticker
 from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, start_of
 from dtrain.tiers.memory import MemoryDir
 
@@ -316,3 +317,18 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody(watch: Watch, monkeypa
         supervisor._tick()
         hangs_after.append(len(supervisor.hangs))
     assert hangs_after == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_mistake_in_what_is_done_again_and_again_is_shown_once_and_it_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else nobody would be supervised any more, without a word."""
+    turns = threading.Semaphore(0)
+
+    def work() -> None:
+        turns.release()
+        raise ValueError("a mistake")
+
+    with Ticker("test", 0.001, work):
+        assert all(turns.acquire(timeout=5) for _ in range(3))
+    assert capsys.readouterr().err.count("ValueError: a mistake") == 1
