@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, cleaned, slow, wait, wait_for_step
+from tests.job.dtrain import Job, cleaned, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster, spec_of
 
 from dtrain.tiers.jsonfile import read_lines
@@ -16,7 +16,8 @@ from dtrain.tiers.jsonfile import read_lines
 TOLERANCE = 1e-4
 """Relative, of a loss against that of the fixed run: float32 sums in another order, and updates that follow them."""
 SPEC = spec_of('"2:3"').replace("rejoin_timeout: 30s", "rejoin_timeout: 30s, last_call: 20s")
-WORDS = ["model.dropout=0", "training.global_batch_size=12", "training.micro_batch_size=2"]
+STEPS = 36  # time for a launcher to start on a busy machine before two nodes alone are at the end
+WORDS = ["model.dropout=0", "training.global_batch_size=12", "training.micro_batch_size=2", f"max_steps={STEPS}"]
 """Dropout draws differently with another number of ranks; 12 samples are 2 micro-batches on 3 nodes, 3 on 2."""
 
 
@@ -38,7 +39,7 @@ def nodes(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: Job) -> None:
-    nodes.start_all(*WORDS, fault=slow(4, attempt=None))
+    nodes.start_all(*WORDS, fault=slow(4, STEPS, attempt=None))
     wait_for_step(nodes.job, 5)
     nodes.kill_node(2)
     shutil.rmtree(nodes.memory(2).path, ignore_errors=True)  # the machine is gone
