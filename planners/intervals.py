@@ -18,14 +18,16 @@ that the spec gives, and what is to be kept for good.
 More budget, or a faster copy, disk or link, never makes an interval wider. Multiples alone would not keep that: from
 99 steps up the next multiple of 99 is 99, that of 50 is 100. So an interval that is chosen, and of which another one
 that is chosen is a multiple, is of a chain in which each divides the next: doubles of what is given before it, or
-divisors of what is given after it. All multiples of a wider one are then multiples of a narrower one, too.
+divisors of what is given after it. All multiples of a wider one are then multiples of a narrower one, too. Where the
+tiers after it want no wider one than it gets, all of them take its own, and it need be of no chain. Else nothing finer
+than doubling would do: were both 2 and 3 chosen beneath a wide one, all narrower ones had to be multiples of both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 DRAIN_SHARE = 0.8
@@ -61,6 +63,16 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The interval that a tier would have if it were the only one."""
+
+    steps: int
+    why: str
+    least: int | None = None
+    """It may as well be as narrow as this."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where an interval must fit in: the run, the tiers before it, and what is given after it."""
 
@@ -71,27 +83,36 @@ class Place:
     """What it should divide; left alone if no multiple of `source_every` does."""
     follows_auto: bool = False
     """That of the tier before is chosen, too."""
-    before_auto: bool = False
-    """That of the tier after it is chosen, too."""
+    after: int | None = None
+    """The widest that is wanted by tiers after it whose intervals are chosen, too; None: there are none."""
 
-    def fitted(self, wanted: int, why: str, least: int | None = None) -> Interval:
-        """Return the next interval from `wanted` up that the tiers before and after can have, within the run.
+    def fitted(self, wanted: Wanted) -> Interval:
+        """Return the next interval from what is wanted up that the tiers before and after can have, within the run.
 
-        One of a chain is rather the next one down, if that is not below `least`.
+        One of a chain is rather the next one down, if that is not below the `least`.
         """
-        steps = self.next(wanted)
-        if self.before_auto and least is not None:
-            steps = max(self.next(least), max((part for part in self._chain() if part <= wanted), default=1))
-        return Interval(steps, WITH_EACH if wanted < self.source_every == steps else why)
+        steps = self.next(wanted.steps)
+        if self._chained(wanted.steps) and wanted.least is not None:
+            chain = self._chain()
+            down = max((part for part in chain if part <= wanted.steps), default=1)
+            steps = max(_next(wanted.least, chain), down)
+        elif self.after is not None and wanted.least is not None and wanted.steps < self._chain()[-1]:
+            # with a slower tier after it, it would be of the chain: it must not be wider than then
+            steps = min(steps, replace(self, after=NEVER).fitted(wanted).steps)
+        return Interval(steps, WITH_EACH if wanted.steps < self.source_every == steps else wanted.why)
 
     def next(self, wanted: int) -> int:
         """Return the next interval from `wanted` up; the largest there is, even if that is smaller."""
-        if self.before_auto:
+        if self._chained(wanted):
             return _next(wanted, self._chain())
         if self._multiples_divide:
             return _next(wanted, [self.source_every * part for part in divisors(self._parts)])
         longest = self._chain()[-1] if self.follows_auto else self.max_steps
         return self.source_every * max(1, min(-(-wanted // self.source_every), longest // self.source_every))
+
+    def _chained(self, wanted: int) -> bool:
+        """Tell whether another one must be a multiple of it: not if all that follow can take the same."""
+        return self.after is not None and wanted < _next(self.after, self._chain())
 
     def _chain(self) -> list[int]:
         """Return all intervals from `source_every` up that the chain has within the run, and one at least."""
@@ -127,18 +148,18 @@ def young_daly_s(cost_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * cost_s) * math.sqrt(mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
-def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: float, place: Place) -> Interval:
+def memory_every(cost_s: float, step_s: float, max_overhead: float, mtbf_s: float, max_steps: int) -> Wanted:
     """Return the interval of snapshots that cost `cost_s` each, with a fault that needs them every `mtbf_s`."""
     allowed = _steps_within(cost_s, step_s, max_overhead)
     if allowed == 1:
-        return place.fitted(1, FITS)
-    least, per_run = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s), place.max_steps // LEAST_PER_RUN
+        return Wanted(1, FITS)
+    least, per_run = math.ceil(young_daly_s(cost_s, mtbf_s) / step_s), max_steps // LEAST_PER_RUN
     if allowed >= min(least, per_run):
-        return place.fitted(allowed, BUDGET)
-    return place.fitted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN, allowed)
+        return Wanted(allowed, BUDGET)
+    return Wanted(min(least, per_run), LEAST_LOSS if least <= per_run else PER_RUN, allowed)
 
 
-def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, place: Place) -> Interval:
+def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, mtbf_s: float, max_steps: int) -> Wanted:
     """Return the interval of the first slower tier.
 
     `write_s` is the time of a write behind the training, `cost_s` what it takes from the training, `budget` the
@@ -146,7 +167,7 @@ def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, m
     """
     sustained = _sustained(write_s, 0.0, step_s)
     stopping = math.floor(young_daly_s(write_s, mtbf_s) / step_s)
-    widest = max(sustained, min(stopping, place.max_steps // LEAST_PER_RUN))
+    widest = max(sustained, min(stopping, max_steps // LEAST_PER_RUN))
     reasons = {
         SUSTAINED: sustained,
         BUDGET: _steps_within(cost_s, step_s, budget),
@@ -154,14 +175,12 @@ def slow_every(*, write_s: float, cost_s: float, step_s: float, budget: float, m
     }
     why = max(reasons, key=reasons.__getitem__)
     if reasons[why] <= widest:
-        least = max(sustained, reasons[BUDGET])
-        return place.fitted(reasons[why], why, least)
-    return place.fitted(
-        widest, LEAST_LOSS if widest == stopping else PER_RUN if widest > sustained else SUSTAINED, sustained
-    )
+        return Wanted(reasons[why], why, max(sustained, reasons[BUDGET]))
+    why = LEAST_LOSS if widest == stopping else PER_RUN if widest > sustained else SUSTAINED
+    return Wanted(widest, why, sustained)
 
 
-def far_every(*, write_s: float, lag_s: float, step_s: float, place: Place) -> Interval:
+def far_every(*, write_s: float, lag_s: float, step_s: float, max_steps: int) -> Wanted:
     """Return the interval of an object store behind a disk.
 
     It is for the loss of everything else, and nobody knows how often that happens: `LEAST_PER_RUN` checkpoints of a
@@ -169,11 +188,9 @@ def far_every(*, write_s: float, lag_s: float, step_s: float, place: Place) -> I
     """
     hourly = math.floor(FAR_LONGEST_S / step_s)
     reasons = {SUSTAINED: _sustained(write_s, lag_s, step_s)}
-    reasons |= (
-        {HOURLY: hourly} if hourly < place.max_steps / LEAST_PER_RUN else {PER_RUN: place.max_steps // LEAST_PER_RUN}
-    )
+    reasons |= {HOURLY: hourly} if hourly < max_steps / LEAST_PER_RUN else {PER_RUN: max_steps // LEAST_PER_RUN}
     why = max(reasons, key=reasons.__getitem__)
-    return place.fitted(reasons[why], why)
+    return Wanted(reasons[why], why)
 
 
 def untimed_every(place: Place) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 from ..specs.models import Spec
 from ..specs.places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier
@@ -10,7 +11,7 @@ from ..specs.places import Tier as TierSpec
 from . import intervals
 from .costs import Costs, backlog_s
 from .expected import KINDS, Source, fault_rate, job_mtbf_s
-from .intervals import Interval, Place
+from .intervals import Interval, Place, Wanted
 from .known import Known
 from .memory import REPLICA_SLOTS, SNAPSHOTS_KEPT
 from .rhythm import rhythm
@@ -32,21 +33,36 @@ PEER_PART = 0.9
 def tier_intervals(known: Known) -> dict[str, Interval]:
     """Return the steps between two checkpoints of each tier that the spec has, fastest first."""
     every: dict[str, Interval] = {}
+    wanted: dict[str, Wanted | None] = {
+        tier.type: _wanted(known, tier) for tier in known.spec.tiers if tier.every == "auto"
+    }
     for tier in known.spec.tiers:  # each is filled from the one before
         if tier.every != "auto":
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
-        elif isinstance(tier, MemoryTier):
-            every[tier.type] = _auto_memory(known, _place(known, tier))
-        elif isinstance(tier, PeerTier):
-            every[tier.type] = _auto_peer(known, _place(known, tier, every["memory"].steps))
-        else:  # filled from memory or disk, whatever other nodes have
-            before = {kind: interval for kind, interval in every.items() if kind != "peer"}
-            source = next((interval.steps for interval in reversed(before.values())), 1)
-            every[tier.type] = _auto_slow(known, tier, before, _place(known, tier, source))
+            continue
+        # memory is filled from nothing, other nodes from memory, a slower tier from memory or disk
+        sources = [every[kind].steps for kind in every if kind != "peer"]
+        place = _place(known, tier, sources[-1] if sources else 1, wanted)
+        own = wanted[tier.type]
+        if own is not None:
+            every[tier.type] = place.fitted(own)
+        elif isinstance(tier, SlowTier):
+            every[tier.type] = intervals.untimed_every(place)
+        else:
+            every[tier.type] = Interval(place.source_every, intervals.UNTIMED)
+        if isinstance(tier, PeerTier) and own is not None and every[tier.type].steps == place.source_every:
+            every[tier.type] = Interval(place.source_every, intervals.WITH_SNAPSHOT)
     return every
 
 
-def _place(known: Known, tier: TierSpec, source: int = 1) -> Place:
+def _wanted(known: Known, tier: TierSpec) -> Wanted | None:
+    """Return the interval that a tier would have by itself; None while times are not known."""
+    if isinstance(tier, MemoryTier):
+        return _memory_wanted(known)
+    return _peer_wanted(known) if isinstance(tier, PeerTier) else _slow_wanted(known, tier)
+
+
+def _place(known: Known, tier: TierSpec, source: int, wanted: dict[str, Wanted | None]) -> Place:
     """Return what the interval of a tier must fit in with: `source` of the tier that it is filled from, and the rest.
 
     It must divide given ones of tiers that are filled from it, and steps to be kept for good from it on, except those
@@ -57,42 +73,46 @@ def _place(known: Known, tier: TierSpec, source: int = 1) -> Place:
     position = tiers.index(tier)
     if tier is peer:  # nothing is filled from it
         del tiers[position + 1 :]
-    after = tiers[position + 1 : position + 2] + ([peer] if peer is not None and isinstance(tier, MemoryTier) else [])
+    after = list(takewhile(lambda other: other.every == "auto", tiers[position + 1 :]))
+    if peer is not None and peer.every == "auto" and isinstance(tier, MemoryTier):
+        after.append(peer)
     given = next((other.every for other in reversed(tiers[:position]) if other.every != "auto"), 1)
-    wanted = [other.every for other in tiers[position + 1 :] if other.every != "auto"]
-    wanted += [other.keep_every for other in tiers[position:] if isinstance(other, SlowTier) and other.keep_every]
-    reached = [steps for steps in wanted if steps <= spec.max_steps and steps % given == 0]
+    fixed = [other.every for other in tiers[position + 1 :] if other.every != "auto"]
+    fixed += [other.keep_every for other in tiers[position:] if isinstance(other, SlowTier) and other.keep_every]
+    reached = [steps for steps in fixed if steps <= spec.max_steps and steps % given == 0]
+    chosen = [found.steps if found else 1 for found in (wanted[other.type] for other in after)]
     return Place(
         spec.max_steps,
         source,
         math.gcd(*reached) if reached else None,
         follows_auto=position > 0 and tiers[position - 1].every == "auto",
-        before_auto=any(other.every == "auto" for other in after),
+        after=max(chosen, default=None),
     )
 
 
-def _auto_memory(known: Known, place: Place) -> Interval:
-    """Return the memory tier's interval; 1 while the times are not known."""
+def _memory_wanted(known: Known) -> Wanted | None:
+    """Return the memory tier's interval."""
     spec = known.spec
     if known.costs is None or known.step_s is None:
-        return Interval(1, intervals.UNTIMED)
+        return None
     mtbf_s = 1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), SURVIVES["memory"])
-    return intervals.memory_every(known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, place)
+    return intervals.memory_every(
+        known.costs.snapshot_s, known.step_s, spec.checkpoint.max_overhead, mtbf_s, spec.max_steps
+    )
 
 
-def _auto_peer(known: Known, place: Place) -> Interval:
+def _peer_wanted(known: Known) -> Wanted | None:
     """Return the peer tier's interval: the shortest in which the copies are with all peers; untimed, each snapshot."""
-    costs, step_s, snapshots = known.costs, known.step_s, place.source_every
+    costs, step_s, spec = known.costs, known.step_s, known.spec
     if costs is None or step_s is None:
-        return Interval(snapshots, intervals.UNTIMED)
+        return None
     sustained = math.ceil(min(costs.slow_s("peer") / step_s, intervals.NEVER))
-    least_every = 1 if place.follows_auto else snapshots
-    left_s = known.spec.checkpoint.max_overhead * step_s - costs.snapshot_s / least_every  # of each step
+    snapshots = next((tier.every for tier in spec.tiers if isinstance(tier, MemoryTier)), 1)
+    left_s = spec.checkpoint.max_overhead * step_s - costs.snapshot_s / (1 if snapshots == "auto" else snapshots)
     allowed = math.ceil(min(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s), intervals.NEVER))
-    allowed = min(allowed, known.spec.max_steps // intervals.LEAST_PER_RUN)
-    reached = place.next(max(sustained, allowed))
+    allowed = min(allowed, spec.max_steps // intervals.LEAST_PER_RUN)
     why = intervals.BUDGET if allowed > sustained else intervals.SUSTAINED
-    return Interval(reached, intervals.WITH_SNAPSHOT if reached == snapshots else why)
+    return Wanted(max(sustained, allowed), why)
 
 
 def peer_pace(known: Known, every: int) -> float | None:
@@ -116,7 +136,7 @@ def _peers_share_link(spec: Spec) -> bool:
     return channels.storage.interface in ("auto", channels.compute.interface)
 
 
-def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Interval], place: Place) -> Interval:
+def _slow_wanted(known: Known, tier: DiskTier | ObjectTier) -> Wanted | None:
     """Return a slower tier's interval, within what snapshots leave of the budget: one of every step where it is chosen.
 
     What is left with fewer snapshots would grow and fall with the rounding of their interval.
@@ -126,13 +146,14 @@ def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Inte
     """
     costs, step_s, spec = known.costs, known.step_s, known.spec
     if costs is None or step_s is None:
-        return intervals.untimed_every(place)
+        return None
     write_s = costs.slow_s(tier.type)
-    if "disk" in before:
+    if tier is not spec.first_slow_tier:
         return intervals.far_every(
-            write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, place=place
+            write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, max_steps=spec.max_steps
         )
-    steps_before = {kind: interval.steps if interval.why == intervals.GIVEN else 1 for kind, interval in before.items()}
+    before = [other for other in spec.tiers if isinstance(other, MemoryTier)]
+    steps_before: dict[str, int] = {other.type: 1 if other.every == "auto" else other.every for other in before}
     used = cost_per_step_s(known, costs, steps_before, step_s)[0] / step_s
     served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
     return intervals.slow_every(
@@ -141,7 +162,7 @@ def _auto_slow(known: Known, tier: DiskTier | ObjectTier, before: dict[str, Inte
         step_s=step_s,
         budget=max(0.0, spec.checkpoint.max_overhead - used),
         mtbf_s=1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), served),
-        place=place,
+        max_steps=spec.max_steps,
     )
 
 

@@ -35,15 +35,24 @@ def place(max_steps: int = 10**6, source_every: int = 1, divides: int | None = N
     return Place(max_steps, source_every, divides)
 
 
+def memory(cost_s: float, step_s: float, budget: float, mtbf_s: float, where: Place) -> Interval:
+    return where.fitted(memory_every(cost_s, step_s, budget, mtbf_s, where.max_steps))
+
+
 def slow(where: Place | None = None, **changes: float) -> Interval:
     values: dict[str, float] = {
         "write_s": 1.0, "cost_s": 0.0, "step_s": 1.0, "budget": 0.01, "mtbf_s": DAY_S,
     }  # fmt: skip
-    return slow_every(**(values | changes), place=where or place())
+    where = where or place()
+    return where.fitted(slow_every(**(values | changes), max_steps=where.max_steps))
 
 
 def far(where: Place | None = None, *, write_s: float = 1.0, step_s: float = 1.0) -> int:
-    return far_every(write_s=write_s, lag_s=0.0, step_s=step_s, place=where or place()).steps
+    return upload(where or place(), write_s=write_s, step_s=step_s).steps
+
+
+def upload(where: Place, *, write_s: float = 1.0, lag_s: float = 0.0, step_s: float = 1.0) -> Interval:
+    return where.fitted(far_every(write_s=write_s, lag_s=lag_s, step_s=step_s, max_steps=where.max_steps))
 
 
 def test_young_and_daly() -> None:
@@ -68,7 +77,7 @@ def test_no_interval_loses_less_than_young_s_and_daly_s(cost_s: float, mtbf_s: f
 def test_snapshots_keep_within_the_budget_and_are_made_every_step_if_that_does(
     cost_s: float, step_s: float, budget: float, mtbf_s: float, max_steps: int
 ) -> None:
-    answer = memory_every(cost_s, step_s, budget, mtbf_s, place(max_steps))
+    answer = memory(cost_s, step_s, budget, mtbf_s, place(max_steps))
     assert 1 <= answer.steps <= max_steps
     if answer.steps < max_steps:
         assert cost_s / (answer.steps * step_s) <= budget * (1 + 1e-9)
@@ -79,27 +88,27 @@ def test_snapshots_keep_within_the_budget_and_are_made_every_step_if_that_does(
 
 @given(seconds, seconds, st.floats(1e-6, 1))
 def test_dearer_snapshots_are_never_more_frequent(cost_s: float, more_s: float, budget: float) -> None:
-    cheap = memory_every(cost_s, 1.0, budget, 1e9, place(10**9)).steps
-    assert memory_every(cost_s + more_s, 1.0, budget, 1e9, place(10**9)).steps >= cheap
-    assert memory_every(cost_s, 1.0, budget / 2, 1e9, place(10**9)).steps >= cheap
+    cheap = memory(cost_s, 1.0, budget, 1e9, place(10**9)).steps
+    assert memory(cost_s + more_s, 1.0, budget, 1e9, place(10**9)).steps >= cheap
+    assert memory(cost_s, 1.0, budget / 2, 1e9, place(10**9)).steps >= cheap
 
 
 def test_a_stall_that_the_budget_allows_is_still_not_taken_more_often_than_pays() -> None:
-    answer = memory_every(2.0, 1.0, 0.5, DAY_S, place())
+    answer = memory(2.0, 1.0, 0.5, DAY_S, place())
     assert answer == Interval(math.ceil(young_daly_s(2.0, DAY_S)), LEAST_LOSS)
-    assert memory_every(2.0, 1.0, 1e-3, DAY_S, place()) == Interval(2000, BUDGET)
-    assert memory_every(2.0, 1.0, 0.5, DAY_S, place(1000)) == Interval(1000 // LEAST_PER_RUN, PER_RUN)
+    assert memory(2.0, 1.0, 1e-3, DAY_S, place()) == Interval(2000, BUDGET)
+    assert memory(2.0, 1.0, 0.5, DAY_S, place(1000)) == Interval(1000 // LEAST_PER_RUN, PER_RUN)
 
 
 def test_free_snapshots_are_made_every_step() -> None:
-    assert memory_every(0.0, 1.0, 0.0, DAY_S, place(100)) == Interval(1, FITS)
+    assert memory(0.0, 1.0, 0.0, DAY_S, place(100)) == Interval(1, FITS)
 
 
 @pytest.mark.parametrize(
     ("cost_s", "given_disk", "expected"), [(0.035, 12, 4), (0.05, 12, 6), (0.5, 12, 12), (0.05, 7, 7)]
 )
 def test_memory_interval_divides_a_given_disk_interval(cost_s: float, given_disk: int, expected: int) -> None:
-    assert memory_every(cost_s, 1.0, 0.01, 1.0, place(1000, 1, given_disk)).steps == expected
+    assert memory(cost_s, 1.0, 0.01, 1.0, place(1000, 1, given_disk)).steps == expected
 
 
 def test_a_slower_tier_gets_what_it_sustains() -> None:
@@ -111,8 +120,8 @@ def test_a_slower_tier_gets_what_it_sustains() -> None:
 
 def test_a_far_write_is_done_when_the_next_one_is_due_the_nearer_one_before_it_included() -> None:
     short = place(max_steps=10)
-    assert far_every(write_s=0.5, lag_s=0.5, step_s=1.0, place=short).steps == 1
-    assert far_every(write_s=0.5, lag_s=0.75, step_s=1.0, place=short).steps == 2
+    assert upload(short, write_s=0.5, lag_s=0.5).steps == 1
+    assert upload(short, write_s=0.5, lag_s=0.75).steps == 2
 
 
 def test_a_tier_that_could_follow_faster_gets_each_checkpoint_of_the_one_before() -> None:
@@ -157,7 +166,7 @@ def test_a_store_behind_a_disk_gets_a_tenth_of_a_short_run_and_one_an_hour_of_a_
     assert far() == FAR_LONGEST_S
     assert far(step_s=10.0) == FAR_LONGEST_S / 10
     assert far(place(1000, 30)) == 120
-    assert far_every(write_s=1.0, lag_s=0.0, step_s=1.0, place=place()).why == HOURLY
+    assert upload(place()).why == HOURLY
 
 
 def test_a_store_that_cannot_keep_up_with_that_gets_what_it_sustains() -> None:
@@ -185,7 +194,7 @@ def test_an_interval_is_the_next_divisor_and_if_there_is_none_the_largest() -> N
 
 def test_huge_intervals_are_planned_at_once() -> None:
     prime = 9223372036854775783
-    assert memory_every(0.5, 1.0, 0.01, 1.0, place(2**63, 1, prime)).steps == prime
+    assert memory(0.5, 1.0, 0.01, 1.0, place(2**63, 1, prime)).steps == prime
     assert slow(place(2**63, 1, prime), write_s=8.1).steps == prime
     assert divisors(10**12)[-2:] == (5 * 10**11, 10**12)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planners.build import tiny
 
+from dtrain.planners.intervals import BUDGET
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
 
@@ -123,3 +124,18 @@ def test_a_narrower_interval_of_snapshots_takes_every_other_one_with_it() -> Non
     for before, after in itertools.pairwise(widths):
         assert all(narrow <= wide for wide, narrow in zip(before, after, strict=True)), widths
         assert all(slow % memory == 0 for memory, slow in (before, after)), widths
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs())
+def test_an_interval_that_is_the_widest_wanted_is_rounded_up_for_no_other(job: tuple[Values, Machine]) -> None:
+    """Snapshots that 100 steps would pay for were made every 128, though nothing behind them asked for doubles."""
+    values, machine = job
+    values["tiers"] = [
+        {key: value for key, value in tier.items() if key != "keep_every"} | {"every": "auto"}
+        for tier in values["tiers"]
+    ]
+    plan = planned(values, machine)
+    alone = planned(values | {"tiers": values["tiers"][:1]}, machine)
+    if len({tier.every for tier in plan.tiers}) == 1 and plan.tiers[0].why == alone.tiers[0].why == BUDGET:
+        assert plan.tiers[0].every == alone.tiers[0].every
