@@ -37,11 +37,17 @@ def named_place(start: str, spec: Spec, run: RunDir) -> Tier | None:
 
 
 def choose(
-    found: Sequence[Candidate], rejected: list[Rejected], start: str, place: Tier | None, run: RunDir
+    found: Sequence[Candidate],
+    rejected: list[Rejected],
+    start: str,
+    place: Tier | None,
+    run: RunDir,
+    unreachable: Sequence[str] = (),
 ) -> tuple[list[Candidate], list[Rejected]]:
     """The candidates that `--from` allows, newest first, and what was passed over. `place` is its `named_place`.
 
-    Raises Refused when there is none, OSError when the place cannot be read.
+    Raises Refused when there is none, OSError when the place cannot be read. What an `unreachable` tier holds is not
+    known: trying again may help then, and the code says so.
     """
     if start == LATEST:
         chosen = list(found)
@@ -50,7 +56,8 @@ def choose(
     else:
         chosen, rejected = _named(found, rejected, start, place)
     if not chosen:
-        raise Refused(Code.DAMAGED, _nothing(found, rejected, start, run))
+        code = Code.MISSING_RESOURCE if unreachable else Code.DAMAGED
+        raise Refused(code, _nothing(found, rejected, unreachable, start, run))
     return chosen, rejected
 
 
@@ -75,9 +82,12 @@ def _resolved(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).resolve())
 
 
-def _nothing(found: Sequence[Candidate], rejected: Sequence[Rejected], start: str, run: RunDir) -> str:
+def _nothing(
+    found: Sequence[Candidate], rejected: Sequence[Rejected], unreachable: Sequence[str], start: str, run: RunDir
+) -> str:
     wanted = "" if start == LATEST else f" {start}"
     lines = [f"nothing to resume from{wanted} in {run.root}; resume never starts from scratch: that is dtrain run SPEC"]
     lines += [f"  there is: step {c.version.step} ({c.tier})" for c in found]
     lines += [f"  not usable: step {r.version.step}: {r.reason}" for r in rejected]
+    lines += [f"  not known: {words}" for words in unreachable]
     return "\n".join(lines)

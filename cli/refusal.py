@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..specs.codes import Code
 from ..specs.errors import SpecError
 from ..tiers.jsonfile import Unreadable
 from ..tiers.lock import Locked
+from .signals import leave
 
 
 class Refused(Exception):
@@ -41,7 +43,8 @@ def stop_at_once() -> None:
 def guarded(work: Callable[[], int], as_json: bool) -> int:
     """Do a command's work; what a person or their machine got wrong is told without a traceback."""
     try:
-        return work()
+        with _tidy():
+            return work()
     except SpecError as error:
         return _say(Code.BAD_SPEC, str(error), as_json, problems=error.to_json())
     except Refused as error:
@@ -58,6 +61,36 @@ def guarded(work: Callable[[], int], as_json: bool) -> int:
     except OSError as error:
         words = f"{error.filename or 'the system'}: {error.strerror}" if error.strerror else str(error)
         return _say(Code.MISSING_RESOURCE, words, as_json)
+
+
+@contextmanager
+def _tidy() -> Iterator[None]:
+    """While a command works, a signal takes away what it has half written; one more ends it at once.
+
+    Only where Ctrl-C would have ended it at once: a run, a resume and a benchmark have handlers of their own.
+    """
+    if signal.getsignal(signal.SIGINT) is not leave:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, leave)
+        raise KeyboardInterrupt
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGINT, interrupt)
+    ended = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ended:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, leave)
+        for number in ended:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _say(code: Code, message: str, as_json: bool, **details: Any) -> int:

@@ -22,7 +22,7 @@ from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
 from ..tiers.places import former_tiers, place_of, slow_tiers
-from ..tiers.recovery import Candidate, find, open_candidate
+from ..tiers.recovery import Candidate, Found, find, open_candidate
 from ..tiers.tier import Rejected, Tier
 from ..tiers.whole import facts_of, read_whole
 from .choose import LATEST, choose, named_place
@@ -79,7 +79,8 @@ def _resume(
             console.print(f"changed: {change}")
         for words in [*warnings, *_left_behind(before, former, run)]:
             console.print(f"warning: {words}", soft_wrap=True)
-        found, rejected = _what_is_there(run, spec, str(info["run_id"]), former, console)
+        there = _what_is_there(run, spec, str(info["run_id"]), former, console)
+        found, rejected = there.candidates, there.rejected
         finished = _finished_at(run)
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
@@ -87,7 +88,7 @@ def _resume(
             words = "resuming from what the other nodes have in memory: nothing is left on this one"
             begin = Start([], _passed(rejected), words, former, goes_on=True)
             return train(run, spec, info, begin, console, as_json, seal)
-        chosen, rejected = choose(found, rejected, start, place, run)
+        chosen, rejected = choose(found, rejected, start, place, run, there.unreachable)
         if before is None:  # the folder is lost: the checkpoint tells what the run was
             for change in _refuse_other_training(_spec_of(chosen, run), spec, meant):
                 console.print(f"changed: {change}")
@@ -231,9 +232,7 @@ def _left_behind(before: Spec | None, former: Sequence[Tier], run: RunDir) -> It
             )
 
 
-def _what_is_there(
-    run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier], console: Console
-) -> tuple[list[Candidate], list[Rejected]]:
+def _what_is_there(run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier], console: Console) -> Found:
     """End what an earlier driver left behind, then look into all tiers."""
     memory = memory_dir(run, ranks_of(spec, 0))
     if memory.path.is_dir():
@@ -253,7 +252,7 @@ def _what_is_there(
     found = find(memory if owner_of(memory) == run_id else None, [*slow_tiers(spec, run, run_id), *mine])
     for words in found.unreachable:
         console.print(f"warning: {words}", soft_wrap=True)
-    return found.candidates, found.rejected
+    return found
 
 
 def _finished_at(run: RunDir) -> int | None:

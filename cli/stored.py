@@ -132,6 +132,8 @@ class Owner:
 
 def owner(run_dir: str) -> Owner:
     """Read who the run in a folder, or of a spec, is; raises Refused with one line, SpecError for a wrong spec."""
+    if not run_dir:
+        raise NotThere("the path of the run is empty; is a variable of the shell not set?")
     if Path(run_dir).suffix in (".yaml", ".yml") and Path(run_dir).is_file():
         spec = load_spec(Path(run_dir), [])
         run = RunDir(Path(spec.output_dir).absolute())
@@ -310,7 +312,7 @@ def nothing(picked: Picked) -> Refused:
     if stored.unreachable:
         return Refused(Code.MISSING_RESOURCE, f"{words}: no such checkpoint found; {'; '.join(stored.unreachable)}")
     if picked.step is None:
-        return NotThere(f"{words}: no checkpoints")
+        return Refused(Code.DAMAGED, f"{words}: no checkpoints")
     steps = list(dict.fromkeys(held.version.step for held in stored.held))
     listed = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
     return NotThere(f"{words}: no such checkpoint; there is {f'step {listed}' if steps else 'none'}")

@@ -119,11 +119,14 @@ def _top_level(root: Node | None, label: str) -> tuple[Node | None, list[Problem
 
 
 def _read(path: str | Path, label: str) -> bytes:
+    if not label:
+        _refuse_path("''", "the path of the spec is empty", "is a variable of the shell not set?")
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        _refuse_path(label, "no such file", _nearby(Path(path)))
+        from_pipe = "a spec from a pipe is read from /dev/stdin" if label == "-" else None
+        _refuse_path(label, "no such file", from_pipe or _nearby(Path(path)))
     except IsADirectoryError:
         found = [str(entry) for entry in _specs_in(Path(path))]
         _refuse_path(label, "this is a directory, not a spec", f"in it: {', '.join(found)}" if found else None)

@@ -19,7 +19,9 @@ ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 HELD_OUT = 0.01
 """Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-RENDEZVOUS_PATTERN = r"^(auto|slurm|([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5})$"
+_PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+"""1 to 65535."""
+RENDEZVOUS_PATTERN = rf"^(auto|slurm|([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):{_PORT})$"
 INTERFACE_PATTERN = r"^[^\s/,:]{1,15}$"
 
 

@@ -40,7 +40,7 @@ _PATTERNS = {
     NAME_PATTERN: "1 to 64 letters, digits, `.`, `_` or `-`, with a letter or digit first",
     URL_PATTERN: "`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` or `file:///folder`",
     ENDPOINT_PATTERN: "an address like `http://minio:9000`",
-    RENDEZVOUS_PATTERN: "`auto`, `slurm`, or `HOST:PORT` of node 0, like `node0:29500`",
+    RENDEZVOUS_PATTERN: "`auto`, `slurm`, or `HOST:PORT` of node 0 with a port from 1 to 65535, like `node0:29500`",
     INTERFACE_PATTERN: "`auto`, or the name of a network interface, like `eth0`",
 }
 

@@ -111,7 +111,8 @@ def test_a_checkpoint_under_way_is_not_called_damaged(run: Run) -> None:
     (row,) = dtrain("ls", run.run.root, "--json").document["checkpoints"]
     assert not row["usable"]
     assert "unfinished" in row["reason"]
-    assert dtrain("verify", run.run.root).code != 65
+    said = dtrain("verify", run.run.root)
+    assert (said.code, "damaged" in said.err) == (65, False)
 
 
 def test_inspect_says_what_is_in_a_checkpoint(run: Run) -> None:
@@ -262,6 +263,15 @@ def test_a_target_that_is_not_there_is_one_line(run: Run, command: str, suffix: 
     assert ended.code == code
     assert words in one_line(ended)
     assert ended.document["message"] == ended.err.strip()
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect", "verify", "prune", "export"])
+def test_an_empty_path_is_not_the_working_directory(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    run.store(10)
+    monkeypatch.chdir(run.run.root)
+    ended = dtrain(command, "", *(["out"] if command == "export" else []))
+    assert ended.code == 2
+    assert "the path of the run is empty" in one_line(ended)
 
 
 @pytest.mark.parametrize("command", ["ls", "inspect", "verify", "prune", "export"])

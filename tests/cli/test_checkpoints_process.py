@@ -29,6 +29,7 @@ finally:
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from dtrain.tiers import faults
 def slow(name, where, detail):
     if where.endswith('.safetensors'):
@@ -102,8 +103,11 @@ def test_a_terminal_gets_a_bar_on_stderr_and_the_answer_on_stdout(tmp_path: Path
     assert json.loads(ended.stdout)["checkpoints"][0]["good"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", ["verify", "export", "prune"])
-def test_an_interrupt_is_130_without_a_traceback(tmp_path: Path, command: str) -> None:
+def test_a_signal_ends_a_command_that_works_without_a_traceback_and_nothing_is_left(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
     run = Run(tmp_path)
     for step in (10, 20, 30):
         run.store(step)
@@ -115,9 +119,9 @@ def test_an_interrupt_is_130_without_a_traceback(tmp_path: Path, command: str) -
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "reading\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Traceback" not in said
     left = {"lock"} if command == "prune" else set()
     new = {str(Path(path).name) for path in {str(path) for path in tmp_path.rglob("*")} - set(there)}

@@ -160,10 +160,12 @@ def test_an_unreachable_tier_is_69_although_the_rest_is_good(run: Run) -> None:
     assert len(ended.document["unreachable"]) == 1
 
 
-def test_nothing_to_verify_is_said(run: Run) -> None:
-    ended = dtrain("verify", run.run.root)
-    assert ended.code == 2
+@pytest.mark.parametrize("command", ["verify", "inspect", "export"])
+def test_a_run_without_a_checkpoint_has_nothing_usable(run: Run, tmp_path: Path, command: str) -> None:
+    ended = dtrain(command, run.run.root, *([tmp_path / "out"] if command == "export" else []))
+    assert ended.code == 65
     assert "no checkpoints" in ended.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bucket_is_read_through_one_copy_that_goes_again(

@@ -137,6 +137,19 @@ def test_a_lost_folder_and_a_bucket_that_does_not_answer_is_a_missing_resource(r
     assert not trained.starts
 
 
+@pytest.mark.parametrize("start", ["latest", "7"])
+def test_a_tier_that_cannot_be_read_is_a_missing_resource_and_not_the_end(
+    run: Run, trained: Trained, start: str
+) -> None:
+    run.store(10)
+    shutil.rmtree(disk := run.run.root / "checkpoints")
+    disk.write_text("not a folder")
+    ended = dtrain("resume", "--from", start, run.run.root, "max_steps=1000")
+    assert ended.code == Code.MISSING_RESOURCE, ended.err
+    assert "not known: the disk tier" in ended.err
+    assert not trained.starts
+
+
 def test_a_url_is_a_checkpoint_too(run: Run, trained: Trained) -> None:
     run.store_object(30)
     url = f"{run.bucket.as_uri()}/step-0000000030.a0001"

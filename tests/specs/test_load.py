@@ -110,6 +110,8 @@ MISFITS: list[tuple[str, str, str, str, str]] = [
     ("every: 1}", "every: often}", "tiers[0].every", "must be `auto` or a whole number of at least 1", "often"),
     ("device: cpu", "device: tpu", "cluster.device", "must be one of `auto`, `cpu`, `cuda`", "tpu"),
     ("device: cpu", "heartbeat_timeout: 1:30", "cluster.heartbeat_timeout", "must be a time above 0", "1:30"),
+    ("device: cpu", "rendezvous: 'node0:0'", "cluster.rendezvous", "a port from 1 to 65535", "'node0:0'"),
+    ("device: cpu", "rendezvous: node0:65536", "cluster.rendezvous", "a port from 1 to 65535", "node0:65536"),
     ("device: cpu", "heartbeat_timeout: 0", "cluster.heartbeat_timeout", "must be a time above 0", "0"),
     ("device: cpu", "heartbeat_timeout: .inf", "cluster.heartbeat_timeout", "must be a time above 0", ".inf"),
     ("device: cpu", "mtbf: {node: 1e300}", "cluster.mtbf.node", "must be a time above 0", "1e300"),
@@ -282,6 +284,10 @@ def test_a_missing_file_brings_the_nearest_name(desk: Desk) -> None:
         load_spec(desk.path.with_name("something-else-altogether"))
     with pytest.raises(SpecError, match=r"there is no folder"):
         load_spec(desk.path.parent / "nowhere" / "job.yaml")
+    with pytest.raises(SpecError, match=r"path of the spec is empty\n.*is a variable of the shell not set"):
+        load_spec("")
+    with pytest.raises(SpecError, match=r"no such file\n.*/dev/stdin"):
+        load_spec("-")
 
 
 def test_a_directory_is_no_spec(desk: Desk) -> None:

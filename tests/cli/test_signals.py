@@ -1,0 +1,57 @@
+"""Ctrl-C while a command is still importing what it works with, and when its answer is there already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.checkpoints import Run
+
+EARLY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+module = sys.argv.pop(1)
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from dtrain.cli.main import main
+main()
+"""
+LATE = """
+import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+from dtrain.cli.main import main
+main()
+"""
+COMMANDS = ["validate", "plan", "ls", "inspect", "verify", "prune", "export"]
+
+
+def words(run: Run, command: str, tmp_path: Path) -> list[str]:
+    target = tmp_path / "spec.yaml" if command in ("validate", "plan") else run.run.root
+    return [command, str(target), *([str(tmp_path / "out")] if command == "export" else [])]
+
+
+@pytest.mark.parametrize("module", ["dtrain.cli.commands", "pydantic._internal._generate_schema", "dtrain.specs.load"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_row_93_ctrl_c_in_an_import_is_one_line_and_130(tmp_path: Path, command: str, module: str) -> None:
+    run = Run(tmp_path)
+    run.store(1)
+    ended = subprocess.run(
+        [sys.executable, "-c", EARLY, module, *words(run, command, tmp_path)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "interrupted\n", "")
+
+
+def test_ctrl_c_after_the_answer_changes_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.store(1)
+    command = [sys.executable, "-c", LATE, "ls", str(run.run.root)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "whole" in ended.stdout
