@@ -127,6 +127,21 @@ def test_row_100_a_rank_that_stands_still_is_named_whichever_node_it_is_on(nodes
     nodes.assert_nothing_left()
 
 
+def test_a_node_that_dies_before_its_worker_has_met_the_others_does_not_leave_them_waiting(
+    nodes: Cluster, oracle: Job
+) -> None:
+    """The others wait for it in a library's call, for far longer than anybody should."""
+    nodes.start_all(fault=fail_at(1, None, "worker.start", kind="stop"))
+    wait(nodes.job.stopped, 30, "rank 1 to stand still at its start")
+    nodes.kill_node(1)
+    wait(lambda: nodes.job.events("fault"), 20, "the death to be noticed, and the attempt to be ended")
+    nodes.start(1)
+    ended = nodes.end()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert_same(nodes.job, oracle)
+    nodes.assert_nothing_left()
+
+
 @pytest.mark.campaign
 def test_row_88_a_launcher_that_is_stopped_is_given_up_and_joins_again(nodes: Cluster, oracle: Job) -> None:
     windows = ";".join(fail_at(0, step, "window.forward", kind="slow", nth=1) for step in range(3, STEPS + 1))
