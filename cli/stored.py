@@ -312,7 +312,7 @@ def nothing(picked: Picked) -> Refused:
     if stored.unreachable:
         return Refused(Code.MISSING_RESOURCE, f"{words}: no such checkpoint found; {'; '.join(stored.unreachable)}")
     if picked.step is None:
-        return NotThere(f"{words}: no checkpoints")
+        return Refused(Code.DAMAGED, f"{words}: no checkpoints")
     steps = list(dict.fromkeys(held.version.step for held in stored.held))
     listed = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
     return NotThere(f"{words}: no such checkpoint; there is {f'step {listed}' if steps else 'none'}")
