@@ -16,25 +16,30 @@ from pathlib import Path
 import xxhash
 
 from . import faults, files
+from .digest import Hasher
 from .shardfile import PAGE
 
 CHUNK = 16 * 2**20
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-def copy_durable(source: Path, target: Path, told: Callable[[int], None] | None = None) -> str:
+def copy_durable(
+    source: Path, target: Path, told: Callable[[int], None] | None = None, hasher: Hasher | None = None
+) -> str:
     """Copy `source` to the new file `target`, fsync it, and read it back; returns the digest of what was read.
+
+    `hasher` gets all that was read, too: in order, and from the start again after a reset.
 
     Raises OSError; an unfinished target is removed.
     """
     size = source.stat().st_size
-    with files.creating(target) as descriptor, ReadBack(target) as back:
+    with files.creating(target) as descriptor, ReadBack(target, hasher) as back:
         if not _copy_direct(source, target, size, back, told):
             with source.open("rb") as file:
                 _send(file.fileno(), descriptor, size, target, told)
         content = back.finish(size)
     if content is None:  # only the page cache has it so far: from the disk, now that it is there
-        content = digest_uncached(target)
+        content = digest_uncached(target, None, hasher)
     return content
 
 
@@ -103,9 +108,9 @@ def _send(source: int, target: int, size: int, path: Path, told: Callable[[int],
 class ReadBack:
     """A thread that reads what was written with O_DIRECT from the device, a chunk behind the writer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, hasher: Hasher | None = None) -> None:
         """Read `path`; the thread starts with the first chunk."""
-        self.path = path
+        self.path, self._hasher = path, hasher
         self._ready = 0
         self._size: int | None = None
         self._changed = threading.Condition()
@@ -147,7 +152,7 @@ class ReadBack:
     def _read(self) -> None:
         try:
             faults.operation("disk.read", self.path)
-            with _Direct(self.path) as file:
+            with _Direct(self.path, self._hasher) as file:
                 while (until := self._wait(file.position)) is not None:
                     file.hash_until(until)
                 if self._size is not None and self._size >= 0:
@@ -166,10 +171,11 @@ class ReadBack:
 class _Direct:
     """A file hashed chunk by chunk with O_DIRECT reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, hasher: Hasher | None = None) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._buffer = mmap.mmap(-1, CHUNK)
-        self._hasher = xxhash.xxh3_128()
+        self._hasher = hasher or xxhash.xxh3_128()
+        self._hasher.reset()
         self.position = 0
 
     def __enter__(self) -> _Direct:
@@ -186,7 +192,8 @@ class _Direct:
                 got = min(os.preadv(self._descriptor, [block], self.position), end - self.position)
                 if got <= 0:
                     raise OSError(errno.EIO, "the file is shorter than what was written")
-                self._hasher.update(block[:got])
+                with block[:got] as part:
+                    self._hasher.update(part)
             self.position += got
 
     def hexdigest(self, size: int) -> str:
@@ -195,12 +202,12 @@ class _Direct:
         return self._hasher.hexdigest()
 
 
-def digest_uncached(path: Path, told: Callable[[int], None] | None = None) -> str:
+def digest_uncached(path: Path, told: Callable[[int], None] | None = None, hasher: Hasher | None = None) -> str:
     """xxh3-128 of a file as the device holds it; through the page cache (emptied before) where O_DIRECT is refused."""
     faults.operation("disk.read", path)
     size = path.stat().st_size
     try:
-        with _Direct(path) as file:
+        with _Direct(path, hasher) as file:
             while file.position < size:
                 before = file.position
                 file.hash_until(min(size, before + CHUNK))
@@ -210,11 +217,12 @@ def digest_uncached(path: Path, told: Callable[[int], None] | None = None) -> st
     except OSError as error:
         if error.errno not in NO_DIRECT:
             raise
-    return _digest_cached(path, told)
+    return _digest_cached(path, told, hasher)
 
 
-def _digest_cached(path: Path, told: Callable[[int], None] | None) -> str:
-    hasher = xxhash.xxh3_128()
+def _digest_cached(path: Path, told: Callable[[int], None] | None, hasher: Hasher | None) -> str:
+    hasher = hasher or xxhash.xxh3_128()
+    hasher.reset()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import faults, files
 from .copyfile import copy_durable, digest_uncached
+from .digest import Hasher
 from .jsonfile import Unreadable
 from .store import Progress
 
@@ -89,11 +90,13 @@ class DirectoryStore:
             raise
         files.sync_dir(path.parent)
 
-    def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
+    def copy_in(
+        self, folder: str, name: str, source: Path, told: Progress | None = None, hasher: Hasher | None = None
+    ) -> str:
         """Copy in the kernel, fsync, read back."""
         self._make_folder(folder)
         self._settle_root()
-        return copy_durable(source, self.root / folder / name, told)
+        return copy_durable(source, self.root / folder / name, told, hasher)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:
         """Digest of what the disk holds."""

@@ -28,7 +28,7 @@ import psutil
 from ..specs.codes import Code
 from .fence import Fenced, Taken
 from .follower import Follower
-from .gather import Part, gather, gather_part
+from .gather import Part, gather
 from .heartbeat import end_group, read_heartbeats
 from .journal import leave_note, tell_losses
 from .jsonfile import append_event, dumps, read
@@ -144,7 +144,7 @@ class Drainer:
 
         @contextlib.contextmanager
         def load() -> Iterator[tuple[Manifest | Part, Mapping[str, Path]]]:
-            yield gather(self.memory, records) if self.job.nodes == 1 else gather_part(self.memory, records)
+            yield gather(self.memory, records)
 
         try:
             done = self.first.carry(version, load, follower.spared if follower is not None else set, last=last)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar
 import xxhash
 
 from . import faults
-from .digest import digest
+from .digest import Hasher, digest
 from .jsonfile import Unreadable
 from .spool import shared_copy
 from .store import Progress, StoreError
@@ -141,7 +141,9 @@ class ObjectStore:
         except Unreadable:
             return b""
 
-    def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
+    def copy_in(
+        self, folder: str, name: str, source: Path, told: Progress | None = None, hasher: Hasher | None = None
+    ) -> str:
         """Upload in parts, then read back. Replaces an object of this name: the commit has looked before."""
         key, size = f"{folder}/{name}", source.stat().st_size
         part = max(CHUNK, -(-size // MAX_PARTS))
@@ -156,15 +158,20 @@ class ObjectStore:
         except (FileNotFoundError, Unsure):
             # the last answer may have been lost; what is there now decides, and its digest is the caller's to check
             with contextlib.suppress(OSError):
-                return self.digest(folder, name, told)
+                return self._read_back(folder, name, told, hasher)
             raise
-        return self.digest(folder, name, told)
+        return self._read_back(folder, name, told, hasher)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:
         """Digest of the object, by reading it."""
-        hasher = xxhash.xxh3_128()
+        return self._read_back(folder, name, told, None)
+
+    def _read_back(self, folder: str, name: str, told: Progress | None, hasher: Hasher | None) -> str:
+        hasher = hasher or xxhash.xxh3_128()
+        hasher.reset()
         for chunk in self._chunks(folder, name):
-            hasher.update(chunk)
+            with memoryview(chunk) as view:
+                hasher.update(view)
             if told is not None:
                 told(len(chunk))
         return hasher.hexdigest()

@@ -204,6 +204,10 @@ class ShardReader:
         """The header with its length; release the view before closing."""
         return self._view[: self.data_start]
 
+    def all(self) -> memoryview:
+        """The whole file; release the view before closing."""
+        return self._view[:]
+
     @property
     def header_digest(self) -> str:
         """Digest of the header with its length."""
@@ -214,6 +218,12 @@ class ShardReader:
         """Bytes of every entry in order; release each view before closing."""
         offsets = self.shard.offsets()
         return (self.data(index, offsets) for index in range(len(offsets)))
+
+    def together(self, run: range, offsets: Sequence[int]) -> memoryview:
+        """Bytes of entries that follow each other; release the view before closing."""
+        last = run.stop - 1
+        start, end = offsets[run.start], offsets[last] + self.shard.entries[last].nbytes
+        return self._view[self.data_start + start : self.data_start + end]
 
     def data(self, index: int, offsets: Sequence[int]) -> memoryview:
         """Bytes of entry `index`; release the view before closing."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from .digest import Hasher
+
 Progress = Callable[[int], None]
 """Told the bytes moved since the last call."""
 
@@ -46,8 +48,12 @@ class Store(Protocol):
     def create(self, folder: str, name: str, data: bytes) -> None:
         """Write a small file durably and as one change. Raises FileExistsError when the name is taken."""
 
-    def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
+    def copy_in(
+        self, folder: str, name: str, source: Path, told: Progress | None = None, hasher: Hasher | None = None
+    ) -> str:
         """Copy a large file in durably and read it back; returns the digest of what the place now holds.
+
+        `hasher` gets what was read, too: in order, and from the start again after a reset.
 
         Raises FileExistsError when the name is taken.
         """

@@ -18,10 +18,11 @@ from . import faults
 from .commit import Commit, clean, commit_of, is_somebodys, strangers
 from .directory import DirectoryStore
 from .fence import Fence, Fenced, Taken, claim, refuse_copy, refuse_other
+from .gather import Part, Unread
 from .jsonfile import Unreadable
 from .layout import MANIFEST, Version, parse_version, staging_name, unfinished
 from .lock import FolderLock
-from .manifest import MAX_BYTES, Manifest, parse_manifest
+from .manifest import MAX_BYTES, Manifest, ShardFile, parse_manifest
 from .retention import Rule
 from .store import Place, Progress, Store, StoreError, open_store
 
@@ -248,24 +249,30 @@ class Tier:
         """The newest version committed here."""
         return max((checkpoint.version for checkpoint in self.scan()[0]), default=None)
 
-    def write(self, manifest: Manifest, sources: Mapping[str, Path], told: Progress | None = None) -> Checkpoint:
+    def write(self, content: Manifest | Part, sources: Mapping[str, Path], told: Progress | None = None) -> Checkpoint:
         """Copy every file of a checkpoint in, read it back, and commit; the same one that is there already is returned.
 
+        What a `Part` has, which must be all of it, comes from memory and is held against the commit records.
+
         Raises OSError when the place fails (FileExistsError when it has another one of this name), Unreadable when the
-        bytes are not what the manifest says (those that are there already, too), Fenced when somebody else has taken
-        the place over. Whatever it raises, nothing of the try is left, as far as the place still lets itself be
-        cleaned.
+        bytes are not what the manifest or the record says (those that are there already, too), Fenced when somebody
+        else has taken the place over. Nothing of the try is left then, as far as the place lets itself be cleaned.
         """
-        version = manifest.version
+        version = content.version
         if (there := self.get(version)) is not None:
-            there.check_same(manifest.files)
+            there.check_same(content.files if isinstance(content, Manifest) else content.checked())
             self._settle(there, told)
             return there
         with self.begun(version) as folder:
+            if isinstance(content, Part):
+                return self.seal(content.manifest([self.add_shard(folder, shard, told) for shard in content.shards]))
             for rank, (name, source) in enumerate(sources.items()):
-                self.add(folder, name, source, manifest.files[name]["digest"], told)
+                if self.store.copy_in(folder, name, source, told) != content.files[name]["digest"]:
+                    raise Unreadable(
+                        f"{self.store.where}/{folder}/{name}: read back other bytes than were to be written"
+                    )
                 faults.point("drain.file", version.step, rank)
-            return self.seal(manifest)
+            return self.seal(content)
 
     @contextmanager
     def begun(self, version: Version) -> Iterator[str]:
@@ -283,10 +290,13 @@ class Tier:
                 self.commit.abandon(version)
             raise
 
-    def add(self, folder: str, name: str, source: Path, content: str, told: Progress | None = None) -> None:
-        """Copy one file in; raises Unreadable when the place holds other bytes afterwards than it should."""
-        if self.store.copy_in(folder, name, source, told) != content:
-            raise Unreadable(f"{self.store.where}/{folder}/{name}: read back other bytes than were to be written")
+    def add_shard(self, folder: str, shard: Unread, told: Progress | None = None) -> ShardFile:
+        """Copy a slot in and describe what the place holds afterwards; raises Unreadable when a byte of it is wrong."""
+        sums = shard.sums()
+        self.store.copy_in(folder, shard.name, shard.source, told, sums)
+        described = shard.arrived(sums, f"{self.store.where}/{folder}")
+        faults.point("drain.file", shard.record.step, shard.record.rank)
+        return described
 
     def seal(self, manifest: Manifest) -> Checkpoint:
         """Every file is there: make the folder that was begun a checkpoint."""

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import faults
 from .commit import ours
 from .files import final_name
 from .gather import Part
@@ -73,7 +72,7 @@ def write(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
     Raises OSError when the place or another node fails, Unreadable when bytes are wrong, Fenced.
     """
     if (there := tier.get(part.version)) is not None:
-        there.check_same({shard.name: {"bytes": shard.nbytes, "digest": shard.digest} for shard in part.shards})
+        there.check_same(part.checked())
         return there
     return _lead(tier, part, sources, group) if group.leads else _join(tier, part, sources, group)
 
@@ -83,9 +82,9 @@ def _lead(tier: Tier, part: Part, sources: Mapping[str, Path], group: Group) -> 
     with tier.begun(version) as folder:
         word = secrets.token_hex(8)
         tier.store.create(folder, part_name(0), dumps({"nodes": group.nodes, "word": word}))
-        _add(tier, folder, part, sources)
+        own = _add(tier, folder, part)
         others = [_part_of(tier, folder, node, word, version, group) for node in range(1, group.nodes)]
-        manifest = part.manifest(shard for shards in others for shard in shards)
+        manifest = part.manifest(shard for shards in (own, *others) for shard in shards)
         tier.check_sizes(folder, manifest)  # what the others say they have written must be what node 0 sees
         # Also the names beside them: between giving a part its name and taking the other away its writer may be slow.
         parts = {part_name(node) for node in range(group.nodes)}
@@ -121,8 +120,7 @@ def _add_part(tier: Tier, invited: Invitation, part: Part, sources: Mapping[str,
     """Add this node's files and say so. Raises OSError, Unreadable."""
     name, folder = part_name(group.node), invited.folder
     tier.store.delete(folder, [name, *sources])  # of an earlier try of this node
-    _add(tier, folder, part, sources, invited)
-    shards = [shard.to_json() for shard in part.shards]
+    shards = [shard.to_json() for shard in _add(tier, folder, part, invited)]
     tier.store.create(folder, name, dumps({"run_id": part.run_id, "shards": shards, "word": invited.word}))
 
 
@@ -158,12 +156,13 @@ def _invited(tier: Tier, version: Version) -> Invitation | None:
     return None
 
 
-def _add(tier: Tier, folder: str, part: Part, sources: Mapping[str, Path], invited: Invitation | None = None) -> None:
+def _add(tier: Tier, folder: str, part: Part, invited: Invitation | None = None) -> list[ShardFile]:
+    added = []
     for shard in part.shards:
         if invited is not None and _invited(tier, part.version) != invited:
             raise FileNotFoundError(ENOENT, "node 0 has begun anew", f"{tier.store.where}/{folder}")
-        tier.add(folder, shard.name, sources[shard.name], shard.digest)
-        faults.point("drain.file", part.version.step, shard.rank)
+        added.append(tier.add_shard(folder, shard))
+    return added
 
 
 def _part_of(tier: Tier, folder: str, node: int, word: str, version: Version, group: Group) -> list[ShardFile]:

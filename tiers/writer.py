@@ -209,7 +209,7 @@ class Writer:
         tier = self.open()
         if self._known is not None:
             self._known.add(content.version)
-        if isinstance(content, Part):
+        if isinstance(content, Part) and self.group.nodes > 1:
             if content.version in self.verified:
                 return  # the nodes have agreed on it anew while it was being written
             checkpoint = write_together(tier, content, sources, self.group)

@@ -178,9 +178,9 @@ def many_checkpoints(place: Path, memory: MemoryDir, count: int = 1_000) -> floa
     replace(run.spec, dumps(spec_to_json(spec)))
     replace(run.run, dumps({"run_id": RUN_ID}))
     record = fill(memory, 1)
-    manifest, sources = gather(memory, [record])
     tier = disk_tier(run.disk("checkpoints"), RUN_ID)
-    first = tier.write(manifest, sources)
+    first = tier.write(*gather(memory, [record]))
+    manifest = first.manifest
     folder = tier.store.where
     for step in range(2, count + 1):
         body = {**manifest.body, "step": step}

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.checkpoints import SPEC, Run, dtrain
-from tests.tiers.build import RUN_ID, snapshot
+from tests.tiers.build import RUN_ID, manifest_of, snapshot
 
 from dtrain.cli import resume as command
 from dtrain.cli.train import Start
 from dtrain.specs.codes import Code
 from dtrain.specs.load import spec_to_json
 from dtrain.specs.models import Spec
-from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, read, replace
 from dtrain.tiers.layout import RunDir, Version
 from dtrain.tiers.places import keep_former
@@ -103,7 +102,7 @@ def test_checkpoints_of_two_runs_name_no_run(run: Run, trained: Trained) -> None
     run.store_object(30)
     other = disk_tier(run.root, "other")
     snapshot(run.memory, 40)
-    manifest, sources = gather(run.memory, run.memory.whole()[Version(1, 40)])
+    manifest, sources = manifest_of(run.memory, run.memory.whole()[Version(1, 40)])
     other.write(type(manifest)({**manifest.body, "run_id": "other"}), sources)
     run.run.run.unlink()
     ended = dtrain("resume", run.run.root)
@@ -276,7 +275,7 @@ def test_row_76_a_lost_folder_is_no_way_round_the_question(run: Run, trained: Tr
     """The checkpoint says what the run was trained by; its rate does not come back by itself either."""
     path = edited(run, {})
     snapshot(run.memory, 30)
-    manifest, sources = gather(run.memory, run.memory.whole()[Version(1, 30)])
+    manifest, sources = manifest_of(run.memory, run.memory.whole()[Version(1, 30)])
     body = {**manifest.body, "spec": read(run.run.spec)}
     open_tier(Where("object", run.bucket.as_uri()), RUN_ID).write(type(manifest)(body), sources)
     shutil.rmtree(run.run.root)

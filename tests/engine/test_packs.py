@@ -13,7 +13,7 @@ from dtrain.engine.catalogue import whole_here
 from dtrain.engine.packs import SMALL_BYTES, runs_of
 from dtrain.engine.restore import restore
 from dtrain.planners.shards import Piece, TensorInfo, replicated
-from dtrain.tiers.gather import describe
+from dtrain.tiers.gather import unread
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.memory import MemoryDir
 
@@ -61,13 +61,13 @@ def test_a_slot_is_described_tensor_by_tensor_whoever_wrote_its_record(memory: M
     state = state_of(Many())
     ranks(state).store(1)
     ((record,),) = memory.whole().values()
-    assert sum(record.runs) == len(describe(memory, record).digests) > len(record.digests)
+    assert sum(record.runs) == len(unread(memory, record).checked().digests) > len(record.digests)
     path = memory.file_of(record)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(Unreadable):
-        describe(memory, record)
+        unread(memory, record).checked()
 
 
 TINY = [0, packs.TINY_BYTES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from dtrain.tiers.digest import digest, state_digest
 from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, replace
 from dtrain.tiers.layout import RunDir
+from dtrain.tiers.manifest import Manifest
 from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
 from dtrain.tiers.recovery import Opened, contents
 from dtrain.tiers.shardfile import Entry, Shard
@@ -126,3 +127,9 @@ def digest_of(opened: Opened) -> str:
             box = tuple(slice(begin, begin + size) for begin, size in zip(content.offset, content.shape, strict=True))
             array[box] = np.frombuffer(content.data, np.uint8).reshape(*content.shape, width)
     return state_digest((name, dtype, shape, digest(a.tobytes())) for name, (dtype, shape, a) in found.items())
+
+
+def manifest_of(memory: MemoryDir, records: Sequence[SlotRecord]) -> tuple[Manifest, dict[str, Path]]:
+    """The manifest that a snapshot's checkpoint will have, and the file of each name in it."""
+    part, sources = gather(memory, records)
+    return part.manifest([shard.checked() for shard in part.shards]), sources

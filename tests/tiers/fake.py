@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtrain.tiers import faults
-from dtrain.tiers.digest import digest
+from dtrain.tiers.digest import Hasher, digest
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import check_name
 from dtrain.tiers.store import Progress
@@ -47,7 +47,9 @@ class FakeStore:
         self._refuse_taken(folder, name)
         self.content[folder][name] = bytes(data)
 
-    def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
+    def copy_in(
+        self, folder: str, name: str, source: Path, told: Progress | None = None, hasher: Hasher | None = None
+    ) -> str:
         self._refuse_taken(folder, name)
         self._make_folder(folder)
         faults.operation("disk.create", self._at(folder, name))
@@ -57,6 +59,9 @@ class FakeStore:
             faults.operation("disk.write", self._at(folder, name), end)
             self.content[folder][name] = data[:end]
         faults.operation("disk.sync", self._at(folder, name))
+        if hasher is not None:
+            hasher.reset()
+            hasher.update(memoryview(self._get(folder, name)))
         return self.digest(folder, name, told)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:

@@ -18,10 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.tiers.build import RUN_ID, snapshot
+from tests.tiers.build import RUN_ID, manifest_of, snapshot
 
 from dtrain.tiers import faults
-from dtrain.tiers.gather import gather
 from dtrain.tiers.layout import Version
 from dtrain.tiers.manifest import Manifest
 from dtrain.tiers.memory import MemoryDir
@@ -47,7 +46,7 @@ class Snapshots:
             memory = MemoryDir(folder / f"memory-{step}")
             memory.path.mkdir(parents=True)
             snapshot(memory, step, world=world)
-            self.of[step] = gather(memory, memory.whole()[Version(1, step)])
+            self.of[step] = manifest_of(memory, memory.whole()[Version(1, step)])
 
     def is_right(self, manifest: Manifest) -> bool:
         """Tell whether a manifest is the one of what was saved."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from dtrain.tiers.digest import Hasher
 from dtrain.tiers.store import Progress, Store
 
 
@@ -66,9 +67,11 @@ class LateListings:
         with self._changing(folder, name):
             self.store.create(folder, name, data)
 
-    def copy_in(self, folder: str, name: str, source: Path, told: Progress | None = None) -> str:
+    def copy_in(
+        self, folder: str, name: str, source: Path, told: Progress | None = None, hasher: Hasher | None = None
+    ) -> str:
         with self._changing(folder, name):
-            return self.store.copy_in(folder, name, source, told)
+            return self.store.copy_in(folder, name, source, told, hasher)
 
     def digest(self, folder: str, name: str, told: Progress | None = None) -> str:
         return self.store.digest(folder, name, told)

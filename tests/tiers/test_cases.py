@@ -224,7 +224,7 @@ def test_row_51_a_missing_rank_is_not(place: Place) -> None:
     put(place.memory, 0, 2, 0, 1)
     record = place.memory.slots(0, 2)[0].record()
     assert record is not None
-    from dtrain.tiers.gather import describe
+    from dtrain.tiers.gather import unread
 
     with pytest.raises(Unreadable, match="1 ranks, should be 2"):
-        build(record.version, 2, RUN_ID, {}, [describe(place.memory, record)])
+        build(record.version, 2, RUN_ID, {}, [unread(place.memory, record).checked()])

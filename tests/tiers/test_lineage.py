@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.tiers.build import RUN_ID, Place, snapshot
+from tests.tiers.build import RUN_ID, Place, manifest_of, snapshot
 from tests.tiers.fake import FakeStore
 
 from dtrain.tiers.gather import gather
@@ -97,7 +97,7 @@ def test_every_tier_says_whose_checkpoints_it_has(place: Place) -> None:
 def test_a_name_that_is_taken_by_other_bytes_is_not_a_checkpoint_of_ours(place: Place) -> None:
     """Rather no checkpoint than one that is taken for another: the state would be another run's."""
     snapshot(place.memory, 10)
-    first, sources = gather(place.memory, place.memory.whole()[Version(1, 10)])
+    first, sources = manifest_of(place.memory, place.memory.whole()[Version(1, 10)])
     place.disk.write(first, sources)
     assert place.disk.write(first, sources).manifest == first, "the same one again is fine"
     other_files = {name: {**info, "digest": "0" * 32} for name, info in first.files.items()}

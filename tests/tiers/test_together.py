@@ -12,7 +12,7 @@ from tests.tiers.build import RUN_ID, TENSORS, Place, put, value_of
 
 from dtrain.tiers.drainer import DrainJob
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.gather import gather_part
+from dtrain.tiers.gather import gather
 from dtrain.tiers.jsonfile import dumps, read_lines
 from dtrain.tiers.layout import RunDir, Version, part_name
 from dtrain.tiers.memory import MemoryDir
@@ -155,13 +155,13 @@ def test_a_part_for_an_earlier_try_is_thrown_away_and_its_node_adds_it_again(pla
     nodes.pin(10)
     version = Version(1, 10)
     memories = [MemoryDir(path, nodes.ranks(node)) for node, path in enumerate(nodes.memories)]
-    parts = [gather_part(memory, memory.whole()[version]) for memory in memories]
+    parts = [gather(memory, memory.whole()[version]) for memory in memories]
     tiers = [open_tier(root, RUN_ID) for root in nodes.roots]
     with ThreadPoolExecutor(NODES) as pool:
         leading = pool.submit(write, tiers[0], *parts[0], Group(0, NODES, 20.0))
         while part_name(0) not in tiers[1].store.files(version.dirname):
             time.sleep(0.001)
-        shards = [shard.to_json() for shard in parts[1][0].shards]
+        shards = [shard.checked().to_json() for shard in parts[1][0].shards]
         late = dumps({"run_id": RUN_ID, "shards": shards, "word": "of the first try"})
         tiers[1].store.create(version.dirname, part_name(1), late)  # the note alone: the files went with that try
         others = [pool.submit(write, tiers[node], *parts[node], Group(node, NODES, 20.0)) for node in (1, 2)]
