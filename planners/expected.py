@@ -48,7 +48,19 @@ class Source:
     """Work that is lost by a fault in that time, in steps."""
 
 
-def lost_steps(source: Source | None, step_s: float, max_steps: int, mtbf_s: float = math.inf) -> float:
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Faults that a faster tier answers: they throw training back within an interval of the slower one."""
+
+    mtbf_s: float
+    every: float
+    """Steps between two checkpoints of that tier."""
+    lag_s: float
+
+
+def lost_steps(
+    source: Source | None, step_s: float, max_steps: int, mtbf_s: float = math.inf, faster: Before | None = None
+) -> float:
     """Return the expected work lost, in steps, the broken one included.
 
     Commits follow each other at distance I, the first one after a recovery at I too, each with a lag a. The time X
@@ -57,6 +69,7 @@ def lost_steps(source: Source | None, step_s: float, max_steps: int, mtbf_s: flo
 
         M·(1 - exp(-a/M)) + exp(-a/M)·(M - I/(exp(I/M) - 1)), which is a + I/2 for rare faults.
 
+    With faults that a `faster` tier answers in between, see `_lost_behind`.
     While training waits for a slower tier, its work stands still at what is lost then, or at X if that is less.
     Without a tier that survives, everything so far is lost: half of the run on average; that is the upper limit with
     a tier, too.
@@ -65,10 +78,45 @@ def lost_steps(source: Source | None, step_s: float, max_steps: int, mtbf_s: flo
     if source is None:
         return everything
     mean = max(mtbf_s / step_s * (1 - source.waiting), LEAST_MEAN)
-    running = _at_most(source.lag_s / step_s, mean)
-    running += math.exp(-source.lag_s / step_s / mean) * _mean_rest(source.every, mean)
+    lag = source.lag_s / step_s
+    if faster is not None:
+        between = max(faster.mtbf_s / step_s * (1 - source.waiting), LEAST_MEAN)
+        running = _lost_behind(source.every, lag, mean, faster.every, faster.lag_s / step_s, between)
+    else:
+        running = _at_most(lag, mean)
+        running += math.exp(-lag / mean) * _mean_rest(source.every, mean)
     standing = _at_most(source.waiting_steps, mean)
     return min(everything, (1 - source.waiting) * running + source.waiting * standing)
+
+
+def _lost_behind(every: float, lag: float, mean: float, near: float, near_lag: float, between: float) -> float:
+    """Return the work lost by a fault that reads from a tier behind a faster one; all in steps.
+
+    A renewal argument: between two such faults lie M steps on average, in which training is thrown back M/M' times to
+    the faster tier, and what lasts are the slower tier's commits. So with i and l the interval and the lag of the
+    faster tier, I and a those of the slower one, Λ = 1/M + 1/M' and q = (1/M')/Λ:
+
+    - after a recovery the faster tier commits before the next fault with probability f = exp(-Λ(i + l)), after a commit
+      with e = exp(-Λi), so a fault of either kind finds i·f/(1 - e) steps in it that last;
+    - it commits before the next fault of the slower kind, however often it is thrown back, with probability
+      F = f/(1 - (1 - f)·q), after a commit with R = e + (1 - e)·q·F;
+    - the slower tier's first commit takes m = I/i of those, each further one m more, and its own lag comes on top: a
+      fault finds I·K steps in it, K = F·R^(m-1)·exp(-(a - l)/M)/(1 - R^m).
+
+    Lost are M - (M/M')·(1/Λ - i·f/(1 - e)) - I·K, where M - (M/M')/Λ = 1/Λ.
+    """
+    mean, between = (min(value, RARE * (every + lag)) for value in (mean, between))
+    rate = 1 / mean + 1 / between
+    part = 1 / between / rate
+    first, failing = math.exp(-rate * (near + near_lag)), -math.expm1(-rate * near)
+    reached = first / (1 - (1 - first) * part)
+    # 1 - R, in which no digits are lost for rare faults
+    left = failing * (1 - part * reached)
+    steps = max(1.0, every / near)
+    whole = steps * math.log1p(-left) if left < 1 else -math.inf
+    kept = near * first / failing
+    commits = reached * math.exp(whole * (steps - 1) / steps - max(0.0, lag - near_lag) / mean) / -math.expm1(whole)
+    return max(0.0, 1 / rate + mean / between * kept - every * commits)
 
 
 def _at_most(limit: float, mean: float) -> float:
@@ -113,7 +161,7 @@ def goodput(overhead: float, step_s: float, mtbf_s: Faults, lost: Faults, recove
 
         U = (1 - Σ lost_i·step·(1+h)/M_i) / ((1 + h)·(1 + Σ recovery_i/M_i))
 
-    0 when lost work takes all the time.
+    which is exact if the lost work is: the renewal reward theorem. 0 when lost work takes all the time.
     """
     repeated = away = 0.0
     for kind in KINDS:

@@ -10,7 +10,7 @@ from ..specs.places import MemoryTier, PeerTier, SlowTier
 from ..specs.places import Tier as TierSpec
 from .devices import assumptions
 from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, Training, plan_from_json
-from .expected import KINDS, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
+from .expected import KINDS, Before, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
 from .intervals import Interval
 from .known import Known, know
 from .layout import Cuts
@@ -187,17 +187,21 @@ def _memory(known: Known) -> MemoryNeed:
     )
 
 
-def _between(mtbf_s: Faults, sources: dict[str, Source | None], kind: str) -> float:
-    """Return the mean time between faults that throw the run back as far as one of this kind does.
+def _lost(mtbf_s: Faults, sources: dict[str, Source | None], kind: str, step_s: float, max_steps: int) -> float:
+    """Return the work that a fault of this kind costs, among faults of the others.
 
-    One that a faster tier answers throws it back by that tier's interval only, and counts for that part.
+    Those that read from the same tier or a slower one throw the run back at least as far; those that a faster tier
+    answers only within its interval.
     """
-    own, rate = sources[kind], 0.0
-    for other in KINDS:
-        found = sources[other]
-        faster = own is not None and found is not None and KINDS.index(other) < KINDS.index(kind)
-        rate += fault_rate(mtbf_s, [other]) * (found.every / own.every if faster and own and found else 1.0)
-    return 1 / rate if rate else math.inf
+    own = sources[kind]
+    faster = [other for other in KINDS if KINDS.index(other) < KINDS.index(kind) and sources[other] != own]
+    if own is None:
+        faster = []
+    rate = fault_rate(mtbf_s, [other for other in KINDS if other not in faster])
+    before_rate = fault_rate(mtbf_s, faster)
+    nearest = sources[faster[0]] if faster else None
+    before = Before(1 / before_rate, nearest.every, nearest.lag_s) if nearest is not None and before_rate else None
+    return lost_steps(own, step_s, max_steps, 1 / rate if rate else math.inf, before)
 
 
 def _expected(known: Known, every: dict[str, int]) -> Expected:
@@ -210,9 +214,7 @@ def _expected(known: Known, every: dict[str, int]) -> Expected:
     overhead_s, stall_s = cost_per_step_s(known, costs, every, step_s)
     busy_s = step_s + cost_per_step_s(known, costs, every, step_s, waits=False)[0]
     sources = {kind: source(known, costs, every, kind, busy_s) for kind in KINDS}
-    lost = Faults(
-        *(lost_steps(sources[kind], busy_s, spec.max_steps, _between(mtbf_s, sources, kind)) for kind in KINDS)
-    )
+    lost = Faults(*(_lost(mtbf_s, sources, kind, busy_s, spec.max_steps) for kind in KINDS))
     recovery = Faults(*(recovery_s(kind, spec.cluster, sources[kind]) for kind in KINDS))
     overhead = overhead_s / step_s
     useful = goodput(overhead, step_s, mtbf_s, lost, recovery)

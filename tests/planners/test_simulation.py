@@ -112,7 +112,14 @@ CASES = {
     "just fits": Case(0.97),
     "exactly fits what an exposed exchange adds": Case(1.05, times=Measured(0.1, 0.2, 0.05, exchange_s=0.1)),
     "does not fit": Case(1.6),
-    "does not fit by far, planned": Case(2.3, [AUTO, DISK], times=LONG),
+    "does not fit by far, planned": Case(3.0, [AUTO, DISK], times=LONG),
+    "does not fit by far, short steps": Case(2.3, [AUTO, DISK]),
+    "intervals longer than the time between faults": Case(
+        0.5, [MEMORY | {"every": 50}, DISK | {"every": 150}], process_mtbf=80, node_mtbf=100, times=LONG
+    ),
+    "a disk seldom written beside frequent lost workers": Case(
+        0.5, [MEMORY | {"every": 20}, DISK | {"every": 100}], process_mtbf=40, node_mtbf=120, times=LONG
+    ),
     "does not fit, planned, larger budget": Case(3.0, [AUTO, DISK], max_overhead=0.2, times=LONG),
     "shared link with room": Case(0.5, gradients=0.9, machine=CORES),
     "shared link, the last window is needed": Case(0.9, gradients=0.6, machine=CORES),
