@@ -65,7 +65,8 @@ PEER_CPU_S_PER_BYTE = 1.2 / GIB
 it takes in (0.8, digests included), together."""
 DRAIN_CPU_S_PER_BYTE = 0.5 / GIB
 """Processor time of the drainer per byte: 0.23 to 0.26 s per GiB to check a snapshot, 0.21 to 0.27 s to write it past
-the page cache and read it back with its digest (measured on two cores of a virtual machine)."""
+the page cache and read it back with its digest (measured on two cores of a virtual machine). Since then the check is
+made in the pass that reads back, and was not measured again: this is too much rather than too little."""
 
 LAYER_LAUNCH_S = {"cpu": 3e-4, "gpu": 2e-4}
 """Assumed least time of one layer's forward pass in eager mode: some thirty operators at 5 to 10 µs each."""
