@@ -10,19 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..planners.controller import (
-    Decision,
-    Figures,
-    Rule,
-    Sample,
-    Setting,
-    Window,
-    decide,
-    excess_of_given,
-    first_setting,
-)
+from ..planners.controller import Decision, Rule, decide, excess_of_given, first_setting
 from ..planners.document import Plan, Settled
 from ..planners.layers import windows_per_step
+from ..planners.observed import Figures, Sample, Setting, Window
 from ..planners.windows import Windows, storage_parameters
 from ..specs.models import Spec
 from ..tiers.jsonfile import replace as replace_file

@@ -10,21 +10,23 @@ import pytest
 
 from dtrain.planners.controller import (
     CALIBRATION_EVERY,
-    EARLY_SNAPSHOTS,
     GIVEN_COST_S,
     GIVEN_TIMES_BUDGET,
+    Rule,
+    decide,
+    excess_of_given,
+    first_setting,
+)
+from dtrain.planners.observed import (
+    EARLY_SNAPSHOTS,
     PROBE_TIMES,
     WARM_UP_STEPS,
     WINDOW_STEPS,
     Figures,
-    Rule,
     Sample,
     Setting,
     Window,
-    decide,
     excess,
-    excess_of_given,
-    first_setting,
 )
 
 

@@ -7,6 +7,7 @@ import pytest
 from dtrain.planners.costs import Costs, backlog_s, checkpoint_costs
 from dtrain.planners.devices import rates
 from dtrain.planners.expected import (
+    Before,
     Faults,
     Source,
     fault_rate,
@@ -39,6 +40,30 @@ def test_frequent_faults_find_less_to_lose_than_half_an_interval() -> None:
     assert lost_steps(source, 1.0, 10**6, mtbf_s=1e12) == pytest.approx(50)
     late = Source("disk", every=1, lag_s=1e9, read_s=0)
     assert lost_steps(late, 1.0, 10**6, mtbf_s=50.0) == pytest.approx(50)
+
+
+def test_faults_that_a_faster_tier_answers_change_nothing_where_both_tiers_have_the_same_checkpoints() -> None:
+    both = lost_steps(Source("disk", every=100, lag_s=2.0, read_s=0), 1.0, 10**6, mtbf_s=75.0)
+    beside = Before(mtbf_s=150.0, every=100, lag_s=2.0)
+    assert lost_steps(Source("disk", 100, 2.0, 0), 1.0, 10**6, 150.0, beside) == pytest.approx(both)
+
+
+@pytest.mark.parametrize("mtbf_s", [1e9, 1e15, 1e25])
+def test_rare_faults_behind_a_faster_tier_cost_half_an_interval_and_the_lag(mtbf_s: float) -> None:
+    rare = lost_steps(Source("disk", 100, 3.0, 0), 1.0, 10**6, mtbf_s, Before(mtbf_s, every=5, lag_s=1.0))
+    assert rare == pytest.approx(53, rel=1e-3)
+
+
+def test_each_interval_of_the_faster_tier_is_gone_over_until_it_is_whole() -> None:
+    """Lost are whole intervals before the broken one, and a part of that: without lags the sums have closed forms."""
+    rate, between, near, times = 1 / 200, 1 / 50, 100.0, 3
+    survives = math.exp(-(rate + between) * near)
+    part = rate / (rate + between)
+    whole = survives / (survives + (1 - survives) * part)
+    before = sum(j * whole**j * (1 - whole) for j in range(times)) / (1 - whole**times)
+    broken = 1 / (rate + between) - near * survives / (1 - survives)
+    lost = lost_steps(Source("disk", 300, 0, 0), 1.0, 10**6, 200.0, Before(50.0, near, 0.0))
+    assert lost == pytest.approx(before * near + broken)
 
 
 def test_work_stands_still_while_training_waits() -> None:
