@@ -22,7 +22,7 @@ from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
 from ..tiers.seal import Seal
-from .refusal import Refused, stop_at_once
+from .refusal import Refused, stop_at_once, tidied
 from .scheduler import Surroundings, endpoint_of, meeting_point
 from .token import shared_seal
 from .train import import_paths_of, locked, nursery_of, ranks_of, talk, write_down
@@ -128,9 +128,9 @@ def _take_part(
         line.post({"kind": "unable", "detail": str(error)})
         raise Refused(Code.MISSING_RESOURCE, str(error)) from error
     info = {"run_id": run_id, "name": spec.name, "import_paths": [str(Path.cwd()), str(spec_folder.resolve())]}
-    replace(run.run, dumps(info))
-    write_down(run, spec, plan)
-    with FolderLock(memory.path, shared=True):
+    with tidied(memory.remove_unneeded), FolderLock(memory.path, shared=True):
+        replace(run.run, dumps(info))
+        write_down(run, spec, plan)
         console.print(f"node {run.node} of {spec.cluster.nodes}: joined the run of node 0 at {line.endpoint}")
         say = _sayer(console, run.node)
         member = Member(run, spec, plan, memory, run_id, import_paths_of(spec, info), nursery, line, say)

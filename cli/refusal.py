@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -27,11 +27,28 @@ class Refused(Exception):
         self.code = code
 
 
+_at_leaving: list[Callable[[], None]] = []
+
+
+@contextmanager
+def tidied(tidy: Callable[[], None]) -> Iterator[None]:
+    """Call `tidy` at the end of the block, and when a signal ends the command within it."""
+    _at_leaving.append(tidy)
+    try:
+        yield
+    finally:
+        _at_leaving.remove(tidy)
+        tidy()
+
+
 def stop_at_once() -> None:
     """Before training has begun nothing is lost by leaving: one line, and out. The launcher has its own handlers."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        for tidy in _at_leaving:
+            with suppress(OSError):  # what cannot be taken away is no reason to stay
+                tidy()
         os.write(2, f"stopped by {name} before the first step; nothing was stored\n".encode())
         os._exit(Code.INTERRUPTED)
 

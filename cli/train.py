@@ -29,7 +29,7 @@ from ..tiers.recovery import Candidate
 from ..tiers.seal import Seal
 from ..tiers.tier import Tier, disk_tier
 from .identity import keep_identity
-from .refusal import Refused
+from .refusal import Refused, tidied
 from .scheduler import endpoint_of
 from .token import own_seal
 
@@ -216,7 +216,7 @@ def own_places(
             memory = open_memory_dir(run, run_id, ranks)
         except (MissingResource, MemoryTierError) as error:
             raise Refused(Code.MISSING_RESOURCE, str(error)) from error
-        with FolderLock(memory.path, shared=True):
+        with tidied(memory.remove_unneeded), FolderLock(memory.path, shared=True):
             yield memory
 
 

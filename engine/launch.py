@@ -390,8 +390,7 @@ class Launcher:
             end_group(beat)
         self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
         self.folder.close()
-        if self.memory.path.is_dir() and not self.memory.is_needed:
-            self.memory.remove()
+        self.memory.remove_unneeded()
 
     def _outcome(
         self, status: str, code: Code, message: str, state_digest: str | None = None, loss: float | None = None

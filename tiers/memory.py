@@ -244,6 +244,11 @@ class MemoryDir:
         """Tell whether somebody could go on from what is here: whole snapshots, or another node's."""
         return bool(self.whole()) or any(kept.all_slots() for kept in self.replicas().values())
 
+    def remove_unneeded(self) -> None:
+        """Remove the folder unless somebody could go on from what is here."""
+        if self.path.is_dir() and not self.is_needed:
+            self.remove()
+
     def all_slots(self) -> list[Slot]:
         """Every slot that has a commit record."""
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.checkpoints import Run
+from tests.tiers.build import Place, snapshot
 
 EARLY = """
 import os, signal, sys
@@ -27,6 +29,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
 from dtrain.cli.main import main
 main()
+"""
+BEFORE_TRAINING = """
+import os, signal, sys
+from pathlib import Path
+from dtrain.cli.refusal import stop_at_once, tidied
+from dtrain.tiers.memory import MemoryDir
+number, folder, drawn = sys.argv[1:]
+stop_at_once()
+with tidied(MemoryDir(Path(folder)).remove_unneeded):
+    if drawn == "signal":
+        os.kill(os.getpid(), int(number))
 """
 COMMANDS = ["validate", "plan", "ls", "inspect", "verify", "prune", "export"]
 
@@ -55,3 +68,22 @@ def test_ctrl_c_after_the_answer_changes_nothing(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "whole" in ended.stdout
+
+
+@pytest.mark.parametrize("way", ["signal", "end"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("needed", [True, False])
+def test_before_training_a_command_takes_its_memory_away_unless_it_is_to_go_on_from_there(
+    tmp_path: Path, number: signal.Signals, needed: bool, way: str
+) -> None:
+    """A run that was stopped while it looked at its tiers left a folder that nobody would ever have taken away."""
+    memory = Place(tmp_path).memory
+    (memory.path / "owner.json").write_text("{}")
+    if needed:
+        snapshot(memory, 3)
+    ended = subprocess.run(
+        [sys.executable, "-c", BEFORE_TRAINING, str(int(number)), str(memory.path), way],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == (130 if way == "signal" else 0), ended.stderr
+    assert memory.path.exists() is needed
