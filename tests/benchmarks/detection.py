@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.job.dtrain import Job, cleaned, finish, wait, wait_for_step
 from tests.job.links import made_links
-from tests.job.nodes import Cluster, cluster, spec_of
+from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.jsonfile import read_lines
 
@@ -192,8 +192,8 @@ def node_of(nodes: Cluster, strike: Callable[[], None], *override: str) -> float
 
 def loss(folder: Path) -> dict[str, float]:
     """The stages after the loss of one of three nodes, in seconds."""
-    size = ("training.global_batch_size=12", "training.micro_batch_size=2", "max_steps=1000000")
-    with cluster(folder, 3, spec_of("2:3")) as nodes:
+    size = ("cluster.nodes=2:3", "training.global_batch_size=12", "training.micro_batch_size=2", "max_steps=1000000")
+    with cluster(folder, 3) as nodes:
         nodes.start_all(*size, "cluster.last_call=20s")
         wait_for_step(nodes.job, 30)
         began = time.time()
