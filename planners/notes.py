@@ -104,9 +104,9 @@ def _peer_warnings(spec: Spec, every: Mapping[str, int], costs: Costs | None, st
     if costs is not None and step_s is not None and costs.send_s > every["peer"] * step_s:
         lines.append(
             f"peer: one copy takes {duration(costs.send_s)}, one is due every {duration(every['peer'] * step_s)}; "
-            f"{'training will wait for it (use every: auto)' if peer.waits else 'copies will be rarer'}"
+            f"{'training will wait for it (when_slow: skip: it will not)' if peer.waits else 'copies will be rarer'}"
         )
-    if every["peer"] > 1 and not peer.waits:
+    if every["peer"] > 1 and peer.every == "auto" and not peer.waits:
         repeated = 2 * every["peer"]  # one interval until the next copy begins, one while that is sent
         lines.append(
             f"peer: a copy of every step does not fit, one is made every {plural(every['peer'], 'step')}: the loss of "

@@ -22,42 +22,38 @@ class MemoryTier(Block):
     what is measured."""
 
 
-class PeerTier(Block):
-    """Snapshots copied into the memory of other nodes; survives the loss of up to `replicas` nodes."""
-
-    type: Literal["peer"]
-    replicas: PositiveInt = 1
-    """Other nodes that get a copy of each node's snapshots."""
-    every: Literal["auto"] | PositiveInt = "auto"
-    """Steps between copies. A copy begins when the one before is with all nodes: with a number training waits for that
-    at the end of a step, for at most half of `heartbeat_timeout`; auto: planned, and where the channel is slower than
-    planned copies become rarer, for training never waits."""
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether training waits when a copy is due and the one before is not done."""
-        return self.every != "auto"
-
-
-class SlowTier(Block):
-    """What the tiers that the drainer fills have in common."""
+class Following(Block):
+    """What the tiers have in common that are filled behind the training."""
 
     every: Literal["auto"] | PositiveInt = "auto"
     """Steps between checkpoints; auto: planned."""
-    keep: PositiveInt = 3
-    """Newest checkpoints to keep."""
-    keep_every: PositiveInt | None = None
-    """Also keep, for good, the checkpoints of steps that are a multiple of this, itself a multiple of `every`."""
     when_slow: Literal["auto", "skip", "wait"] = "auto"
-    """A checkpoint is due while the one before is still being written: leave it out and count it, or let training
-    wait; auto: wait if `every` is a number."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """The tier cannot be written: train on, trying again at longer and longer intervals, or stop the run."""
+    """A checkpoint is due while the one before is still on its way: leave it out, or let training wait (for a peer at
+    most half of `heartbeat_timeout`); auto: wait if `every` is a number."""
 
     @property
     def waits(self) -> bool:
         """Tell whether training waits for this tier when a checkpoint is due and the one before is not done."""
         return self.when_slow == "wait" or (self.when_slow == "auto" and self.every != "auto")
+
+
+class PeerTier(Following):
+    """Snapshots copied into the memory of other nodes; survives the loss of up to `replicas` nodes."""
+
+    type: Literal["peer"]
+    replicas: PositiveInt = 1
+    """Other nodes that get a copy of each node's snapshots."""
+
+
+class SlowTier(Following):
+    """What the tiers that the drainer fills have in common."""
+
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep."""
+    keep_every: PositiveInt | None = None
+    """Also keep, for good, the checkpoints of steps that are a multiple of this, itself a multiple of `every`."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """The tier cannot be written: train on, trying again at longer and longer intervals, or stop the run."""
 
 
 class DiskTier(SlowTier):

@@ -24,7 +24,7 @@ from tests.job.nodes import Cluster, cluster
 from dtrain.tiers.jsonfile import read_lines
 
 LIMIT = ("rate", "100mbit", "burst", "256kb", "latency", "50ms")
-TIERS = "tiers=[{type: memory, every: 1}, {type: peer, every: EVERY}]"
+TIERS = "tiers=[{type: memory, every: 1}, {type: peer, every: EVERY, when_slow: SLOW}]"
 TWO = "cluster.channels={compute: {interface: comp0}, storage: {interface: stor0}}"
 ONE = "cluster.channels={compute: {interface: comp0}, storage: {interface: comp0, shared: SHARED}}"
 SIZE = ("model.d_model=256", "model.n_layers=4", "max_steps=1000000", "cluster.heartbeat_timeout=10s")
@@ -39,13 +39,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a block")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--unpaced", action="store_true")
-    parser.add_argument("--every", default="auto", help="of the peer tier; a number is waited for")
+    parser.add_argument("--every", default="1", help="of the peer tier")
+    parser.add_argument("--when-slow", default="skip", help="of the peer tier: skip or wait")
     chosen = parser.parse_args()
     channels = ONE.replace("SHARED", "false" if chosen.unpaced else "auto") if chosen.shared else TWO
     with tempfile.TemporaryDirectory() as folder, made_links(2) as links, cluster(Path(folder) / "job") as nodes:
         nodes.host = links.address(0)
         nodes.within = {node: links.exec(node) for node in range(2)}
-        nodes.start_all(channels, TIERS.replace("EVERY", chosen.every), *SIZE)
+        nodes.start_all(channels, TIERS.replace("EVERY", chosen.every).replace("SLOW", chosen.when_slow), *SIZE)
         try:
             wait_for_step(nodes.job, 20)
             measure(nodes, links, chosen.blocks, chosen.seconds, limited=not chosen.shared)

@@ -72,6 +72,7 @@ def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: J
 PEERS = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}, {type: disk, every: 12}]"
 
 
+@pytest.mark.campaign
 def test_four_nodes_two_three_and_four_go_on_from_copies_in_each_others_memory(tmp_path: Path) -> None:
     """24 samples are 3 micro-batches on 4 nodes, 4 on 3, 6 on 2."""
     words = ["model.dropout=0", "training.global_batch_size=24", "training.micro_batch_size=2", "max_steps=30", PEERS]

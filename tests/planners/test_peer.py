@@ -56,6 +56,15 @@ def test_a_slow_network_makes_copies_rarer_and_the_disk_is_not_bound_to_them() -
     assert any("repeats up to 4 steps" in line for line in plan.warnings), "two steps are promised for every: 1 alone"
     assert not any("repeats up to" in line for line in plan_of(THREE).warnings)
     assert disk.every == 5, "no multiple of the peers' interval"
+
+    def told(**peer: object) -> str:
+        tiers = [PEER[0], {"type": "peer", "replicas": 3, "every": 1} | peer]
+        (line,) = [line for line in plan_of(tiers, hardware=SLOW).warnings if "one copy takes" in line]
+        return line
+
+    assert "training will wait for it" in told()
+    assert "copies will be rarer" in told(when_slow="skip")
+    assert "training will wait for it" in told(when_slow="wait")
     assert not any("multiple" in line for line in plan.warnings)
 
 
