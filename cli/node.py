@@ -17,7 +17,7 @@ from rich.console import Console
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.heartbeat import end_group, read_heartbeats
-from ..tiers.jsonfile import dumps, replace
+from ..tiers.jsonfile import dumps, finished_at, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
@@ -86,18 +86,28 @@ def join(spec: Spec, spec_folder: Path, node: int, as_json: bool, seal: Seal | N
 def _serve(
     run: RunDir, spec: Spec, spec_folder: Path, nursery: NurseryProcess | None, console: Console, seal: Seal | None
 ) -> Outcome:
-    """Join, and join again if node 0 gives this node up while it is stopped or cut off."""
+    """Join, and join again if node 0 gives this node up while it is stopped or cut off.
+
+    A node that was started again after the others had finished finds nobody: there is nothing left to do for it.
+    """
     from ..engine.hello import hello
     from ..engine.line import Line, wait_for_host
     from ..engine.member import GivenUp
-    from ..engine.network import check_interfaces
+    from ..engine.network import NetworkError, check_interfaces
+    from ..engine.outcome import Outcome
 
     endpoint = endpoint_of(spec)
     check_interfaces(spec)
     while True:
         deadline = time.monotonic() + spec.cluster.rejoin_timeout
         console.print(f"node {run.node} of {spec.cluster.nodes}: looking for node 0 at {endpoint}")
-        wait_for_host(endpoint, deadline)
+        try:
+            wait_for_host(endpoint, deadline)
+        except NetworkError as error:
+            if (step := finished_at(RunDir(run.root).events) or 0) < spec.max_steps:
+                raise
+            words = f"the run is complete at step {step}: nothing to do ({error})"
+            return Outcome("complete", Code.DONE, words, step, run.last_attempt())
         seal = seal or shared_seal(run, time.monotonic() + TOKEN_S)
         with Line(endpoint, run.node, lambda address: hello(spec, run.node, address).to_json(), deadline, seal) as line:
             try:

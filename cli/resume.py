@@ -17,7 +17,7 @@ from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
 from ..tiers.heartbeat import end_group, read_heartbeats
-from ..tiers.jsonfile import Unreadable, read, read_lines
+from ..tiers.jsonfile import Unreadable, finished_at, read
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
@@ -81,7 +81,7 @@ def _resume(
             console.print(f"warning: {words}", soft_wrap=True)
         there = _what_is_there(run, spec, str(info["run_id"]), former, console)
         found, rejected = there.candidates, there.rejected
-        finished = _finished_at(run)
+        finished = finished_at(run.events)
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
             return _complete(finished, run, console, as_json)
         if start == LATEST and spec.peer_tier is not None and not found:
@@ -253,11 +253,6 @@ def _what_is_there(run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier],
     for words in found.unreachable:
         console.print(f"warning: {words}", soft_wrap=True)
     return found
-
-
-def _finished_at(run: RunDir) -> int | None:
-    steps = [line.get("steps") for line in read_lines(run.events) if line.get("event") == "finished"]
-    return steps[-1] if steps else None
 
 
 def _passed(rejected: list[Rejected]) -> list[dict[str, Any]]:

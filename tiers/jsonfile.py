@@ -65,6 +65,12 @@ def append_event(path: Path, event: str, step: int | None, attempt: int, /, **de
     return not journal(path).lost
 
 
+def finished_at(events: Path) -> int | None:
+    """The step at which the run of these events was finished last; None: never."""
+    steps = [line.get("steps") for line in read_lines(events) if line.get("event") == "finished"]
+    return steps[-1] if steps else None
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines that are JSON objects, of a very long file those near its end; a missing file has none.
 

@@ -40,8 +40,8 @@ STEPS = 60
 PER_JOB = 5
 """Faults in one job."""
 TURN_S = 0.05
-NO_PROGRESS_S = 60.0
-"""Longest wait for the next finished step, or for the end."""
+NO_PROGRESS_S = 90.0
+"""Longest wait for the next finished step, or for the end: a node that comes too late looks for the others for 60 s."""
 PEER = "  - {{type: peer, every: 1, replicas: 1}}\n"
 MOST_REPEATED = 2
 """Steps done again at most where other nodes had a copy."""

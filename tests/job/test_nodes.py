@@ -39,6 +39,11 @@ def test_two_nodes_train_as_one_and_a_killed_worker_is_answered_by_a_restart(nod
     }  # fmt: skip
     nodes.assert_nothing_left()
 
+    nodes.start(1, "cluster.rejoin_timeout=1s")  # a scheduler starts a node again that died when all was done
+    late = nodes.end()[1]
+    assert (late.code, f"complete at step {STEPS}" in late.said) == (0, True), late
+    nodes.assert_nothing_left()
+
 
 def test_row_89_a_node_that_dies_is_named_and_comes_back(nodes: Cluster, oracle: Job) -> None:
     tiers = f"tiers=[{{type: memory, every: 1}}, {{type: disk, every: {STEPS}}}]"
