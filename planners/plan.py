@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..specs.models import Spec
 from ..specs.places import MemoryTier, PeerTier, SlowTier
@@ -214,7 +215,10 @@ def _expected(known: Known, every: dict[str, int]) -> Expected:
     overhead_s, stall_s = cost_per_step_s(known, costs, every, step_s)
     busy_s = step_s + cost_per_step_s(known, costs, every, step_s, waits=False)[0]
     sources = {kind: source(known, costs, every, kind, busy_s) for kind in KINDS}
-    lost = Faults(*(_lost(mtbf_s, sources, kind, busy_s, spec.max_steps) for kind in KINDS))
+    each = (_lost(mtbf_s, sources, kind, busy_s, spec.max_steps) for kind in KINDS)
+    # whenever a fault comes, a slower tier has nothing newer than a faster one; where training all but stands still the
+    # two forms are of differences in which digits are lost
+    lost = Faults(*accumulate(each, max))
     recovery = Faults(*(recovery_s(kind, spec.cluster, sources[kind]) for kind in KINDS))
     overhead = overhead_s / step_s
     useful = goodput(overhead, step_s, mtbf_s, lost, recovery)

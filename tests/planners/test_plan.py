@@ -139,6 +139,17 @@ def test_any_plan_holds_its_promises(
     assert (plan.expected.overhead or 0) >= (plan.expected.stall_s or 0) / (plan.iteration.step_s or 1) - 1e-12
 
 
+def test_a_slower_tier_never_loses_less_than_a_faster_one() -> None:
+    """Where a budget of nothing left training 200 steps behind, the disk was said to lose none."""
+    cluster = {"nodes": 4, "workers_per_node": 8}
+    training = {"global_batch_size": 576, "micro_batch_size": 2, "optimizer": {"name": "adamw", "lr": 0.1}}
+    tiers = [MEMORY_AUTO, {"type": "disk"}]
+    spec = tiny(cluster=cluster, training=training, tiers=tiers, checkpoint={"max_overhead": 0.0})
+    lost = make_plan(spec, Machine(1, 2**34, None, "cpu"), Measured(1.0, 63.0, 1.0, None)).expected.lost_steps
+    assert lost.process is not None and lost.node is not None and lost.cluster is not None
+    assert 0 < lost.process <= lost.node <= lost.cluster
+
+
 def test_a_slow_channel_stalls_and_widens_an_auto_interval(make_spec: MakeSpec, laptop: Machine) -> None:
     slow = {"workers_per_node": 2, "channels": {"storage": {"bandwidth": "10MB/s"}}}
     fixed = make_plan(make_spec(cluster=slow), laptop)
