@@ -19,8 +19,9 @@ More budget, or a faster copy, disk or link, never makes an interval wider. Mult
 99 steps up the next multiple of 99 is 99, that of 50 is 100. So an interval that is chosen, and of which another one
 that is chosen is a multiple, is of a chain in which each divides the next: doubles of what is given before it, or
 divisors of what is given after it. All multiples of a wider one are then multiples of a narrower one, too. Where the
-tiers after it want no wider one than it gets, all of them take its own, and it need be of no chain. Else nothing finer
-than doubling would do: were both 2 and 3 chosen beneath a wide one, all narrower ones had to be multiples of both.
+tiers after it want no more than the chain has below it, all of them take its own, and it need be of no chain. Else
+nothing finer than doubling would do: were both 2 and 3 chosen beneath a wide one, all narrower ones had to be multiples
+of both.
 """
 
 from __future__ import annotations

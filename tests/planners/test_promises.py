@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planners.build import tiny
 
-from dtrain.planners.intervals import BUDGET
+from dtrain.planners.intervals import BUDGET, Place, Wanted
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
 
@@ -126,16 +126,12 @@ def test_a_narrower_interval_of_snapshots_takes_every_other_one_with_it() -> Non
         assert all(slow % memory == 0 for memory, slow in (before, after)), widths
 
 
-@settings(max_examples=100, deadline=None)
-@given(jobs())
-def test_an_interval_that_is_the_widest_wanted_is_rounded_up_for_no_other(job: tuple[Values, Machine]) -> None:
+def test_an_interval_that_is_the_widest_wanted_is_rounded_up_for_no_other() -> None:
     """Snapshots that 100 steps would pay for were made every 128, though nothing behind them asked for doubles."""
-    values, machine = job
-    values["tiers"] = [
-        {key: value for key, value in tier.items() if key != "keep_every"} | {"every": "auto"}
-        for tier in values["tiers"]
-    ]
-    plan = planned(values, machine)
-    alone = planned(values | {"tiers": values["tiers"][:1]}, machine)
-    if len({tier.every for tier in plan.tiers}) == 1 and plan.tiers[0].why == alone.tiers[0].why == BUDGET:
-        assert plan.tiers[0].every == alone.tiers[0].every
+    for wanted, after in itertools.product(range(1, 200), range(1, 200)):
+        steps = Place(1000, after=after).fitted(Wanted(wanted, BUDGET)).steps
+        below = 2 ** ((wanted - 1).bit_length() - 1) if wanted > 1 else 0
+        if after <= below or wanted == 1:
+            assert steps == wanted, after
+        else:
+            assert wanted <= steps < 2 * wanted, after
