@@ -118,15 +118,16 @@ def conclude(
     run: RunDir, spec: Spec, info: dict[str, Any], newest: Candidate, digest: str, console: Console, as_json: bool
 ) -> Code:
     """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
-    from ..engine.launch import Launcher
+    from ..engine.alone import Alone
+    from ..engine.ending import Ending
 
     plan = plan_of(spec, import_paths_of(spec, info))
     with own_places(run, spec, plan, info, console, fresh=False) as memory:
         write_down(run, spec, plan)
         step = newest.version.step
         console.print(f"all {step} steps are done, the newest is in {newest.tier}: bringing the run to its end")
-        launcher = Launcher(run, spec, plan, memory, str(info["run_id"]), (), newest.version.attempt)
-        return _watch(run, spec, plan, lambda: launcher.conclude(step, digest), console, as_json)
+        ending = Ending(run, spec, plan, memory, str(info["run_id"]), newest.version.attempt, Alone(memory))
+        return _watch(run, spec, plan, lambda: ending.conclude(step, digest), console, as_json)
 
 
 @contextmanager

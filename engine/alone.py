@@ -10,7 +10,7 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
 from .agent import ALONE, Seat
-from .shift import Report
+from .reports import Report
 from .supervise import Elsewhere
 
 ASK_S = 30.0

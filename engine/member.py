@@ -24,9 +24,9 @@ from ..tiers.recovery import MEMORY, PEER, Candidate, candidate_from_json
 from ..tiers.store import Place
 from .agent import Interrupted, Seat, StopSignals
 from .drain import DrainerProcess
+from .ending import DRAINER_PATIENCE_S, drain_job
 from .forks import NurseryProcess
 from .lane import Message
-from .launch import DRAINER_PATIENCE_S, drain_job
 from .line import Line
 from .network import LOOPBACK, interface_of, interfaces
 from .outcome import Outcome

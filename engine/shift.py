@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +15,14 @@ from ..tiers.memory import MemoryDir, open_memory_dir
 from ..tiers.recovery import Candidate
 from .agent import ALONE, Ended, Seat, StopSignals, run_workers
 from .forks import NurseryProcess, plain_command
-from .job import Job, WorkerError
+from .job import Job
+from .reports import Report
 from .stragglers import Stragglers
-from .supervise import Elsewhere, Hang, Supervisor
+from .supervise import Elsewhere, Supervisor
 from .ticker import Ticker
 from .verdict import notes_of
 
 WATCH_S = 0.25
-
-
-@dataclass(frozen=True)
-class Report:
-    """How the workers of a node ended: what each left, which stood still, and the step each was at."""
-
-    ended: Ended
-    errors: tuple[WorkerError, ...] = ()
-    hangs: tuple[Hang, ...] = ()
-    at_work: dict[int, int] = field(default_factory=dict)
-    peaks: dict[int, int] = field(default_factory=dict)
-    """Bytes of memory that each rank has had at once at most."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Form for messages."""
-        return {
-            "exit_codes": list(map(list, self.ended.exit_codes.items())),
-            "signal": self.ended.signal_number,
-            "errors": [asdict(error) for error in self.errors],
-            "at_work": list(map(list, self.at_work.items())),
-            "peaks": list(map(list, self.peaks.items())),
-        }
-
-
-def report_from_json(value: dict[str, Any]) -> Report:
-    """Read the form of `to_json`; raises ValueError for what is none."""
-    try:
-        codes = {int(rank): int(code) for rank, code in value["exit_codes"]}
-        number = value["signal"]
-        return Report(
-            Ended(codes, int(number) if number is not None else None),
-            tuple(WorkerError(**error) for error in value["errors"]),
-            at_work={int(rank): int(step) for rank, step in value["at_work"]},
-            peaks={int(rank): int(peak) for rank, peak in value["peaks"]},
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not the report of a node: {error}") from error
 
 
 class Shifts:

@@ -18,16 +18,17 @@ from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
 from ..tiers.tier import Tier
-from .agent import Ended, Interrupted, Seat, stop_signal
+from .agent import Interrupted, Seat, stop_signal
 from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict, node_words
-from .hello import Hello, refusal
-from .job import WorkerError
+from .company import Company
+from .hello import Hello
 from .lane import Message
 from .line import Host, Mate, open_store
 from .network import interface_towards, interfaces, is_loopback
 from .peers import NoPeers
 from .reach import Door, Doors, door_from_json, unreachable
-from .shift import Report, report_from_json
+from .reports import Report, report_from_json, together
+from .seats import Seats
 from .supervise import Sight, sight_from
 
 GRACE_S = 5.0
@@ -37,8 +38,8 @@ LOST_GRACE_S = 1.0
 TURN_S = 0.02
 STALE_S = 0.3
 """What a node last said of its ranks is too old to judge by after this long: none of them is blamed then."""
-LATE_S = 1.0
-"""A node that was silent for this long may be replaced by a new launcher of the same rank."""
+AGAIN_S = 1.0
+"""Between two looks at a way that is cut."""
 FAREWELL_S = 3.0
 
 
@@ -64,15 +65,11 @@ class Team(Alone):
     ) -> None:  # fmt: skip
         """Speak through `host`. `tell` writes an event; `welcome` is what a node that joins is told."""
         super().__init__(memory)
-        self.host, self.spec, self.tiers, self.mine, self.welcome, self.tell = host, spec, tiers, mine, welcome, tell
+        self.host, self.spec, self.tiers, self.tell = host, spec, tiers, tell
         self.peers, self.must_go_on = peers, must_go_on
-        self.most = int(spec.cluster.nodes)
-        self.usable = spec.usable_nodes
-        self.elastic = spec.cluster.nodes.elastic
-        self.roster = () if self.elastic else tuple(range(self.most))
-        self._enough_since: float | None = None
-        self._more_since: float | None = None
-        self.mates: dict[int, Mate] = {}
+        self.seats = Seats(spec)
+        self.elastic = self.seats.elastic
+        self.company = Company(host, self.seats.most, mine, welcome, tell, self._give_up)
         self.held: dict[int, Held] = {}
         self._answers: dict[int, Held] = {}
         self._doors: dict[int, list[Door]] = {}
@@ -88,23 +85,25 @@ class Team(Alone):
         """The signal that another launcher has got."""
         self._passed_on = False
         self._attempt: _Attempt | None = None
-        self._refused: dict[int, str] = {}
-        self._twins: dict[int, tuple[Mate, float]] = {}
-        """Who has come, and when, by node."""
         self._begun = False
         self._same_seats = not self.elastic
         self._lock = threading.Lock()
+
+    @property
+    def roster(self) -> tuple[int, ...]:  # type: ignore[override]
+        """As `Alone.roster`."""
+        return self.seats.roster
 
     # -- joining and deciding -------------------------------------------------------------------------------------
 
     def muster(self, candidates: list[Candidate], skipped: Skipped) -> tuple[list[Candidate], list[dict[str, Any]]]:
         """As `Alone.muster`."""
         self._attempt = None
-        self._enough_since = self._more_since = None
+        self.seats.rise()
         deadline, before = time.monotonic() + self.spec.cluster.rejoin_timeout, self.roster
         while True:
             self._wait_for_all(deadline)
-            self.roster = self._seats()
+            self.seats.take(self.company.ready)
             if self._ask(ASK_S) and self._can_work(deadline):
                 break
         self._same_seats = self.roster == before
@@ -117,17 +116,6 @@ class Team(Alone):
             chosen = [between(candidate) for candidate in chosen]
         return chosen, [*skipped, *passed]
 
-    def _seats(self) -> tuple[int, ...]:
-        """The nodes for the next attempt: of those that are there as many as can be used, the former ones first."""
-        if not self.elastic:
-            return self.roster
-        there = sorted({0, *self._alive()}, key=lambda node: (node != 0, node not in self.roster, node))
-        return tuple(sorted(there[: self._count(len(there))]))
-
-    def _count(self, there: int) -> int:
-        """The largest number of nodes that can be used of so many; 0 if none."""
-        return max((nodes for nodes in self.usable if nodes <= there), default=0)
-
     def _seated(self) -> dict[int, Held]:
         """What the nodes of the attempt hold, by their place in it."""
         return {seat: self.held[node] for seat, node in enumerate(self.roster) if node in self.held}
@@ -138,13 +126,13 @@ class Team(Alone):
 
     def _wait_for_all(self, deadline: float) -> None:
         told = time.monotonic() + 1.0
-        while missing := self._missing():
+        while missing := self.seats.missing(self.company.ready):
             if self.host.failure is not None:
                 raise NodeMissing(f"the store at the rendezvous {self.host.endpoint} has failed: {self.host.failure}")
             if self._stop is not None:
                 raise Interrupted(self._stop)
             now = time.monotonic()
-            if now > deadline and self._enough_since is not None:
+            if now > deadline and self.seats.enough:
                 return
             if now > deadline:
                 raise NodeMissing(self._why_missing(missing))
@@ -154,43 +142,15 @@ class Team(Alone):
             time.sleep(TURN_S)
             self._handle()
 
-    def _missing(self) -> list[int]:
-        """Nodes that are waited for: all that are not there; of an elastic run only while it may not go on without."""
-        missing = [node for node in range(1, self.most) if node not in self.mates or not self._is_ready(node)]
-        there = self.most - len(missing)
-        if not self.elastic or not self._count(there):
-            self._enough_since = None
-            return missing
-        now = time.monotonic()
-        self._enough_since = now if self._enough_since is None else self._enough_since
-        waits = self._count(there) < self.usable[-1] and now - self._enough_since < self._patience_s(missing)
-        return missing if waits else []
-
-    def _patience_s(self, missing: Sequence[int]) -> float:
-        """How long enough nodes wait for more: at the beginning for a last call, later by the spec's policy."""
-        cluster = self.spec.cluster
-        if not self.roster:
-            return cluster.last_call
-        lost = set(self.roster) & set(missing)
-        return cluster.rejoin_timeout if lost and cluster.on_node_loss == "wait" else 0.0
-
     def has_more(self) -> bool:
         """As `Alone.has_more`."""
-        there = 1 + len(self._alive())
-        if not self.elastic or self._attempt is None or self._attempt.lost or self._count(there) <= self.nodes:
-            self._more_since = None
-            return False
-        now = time.monotonic()
-        self._more_since = now if self._more_since is None else self._more_since
-        return self._count(there) == self.usable[-1] or now - self._more_since > self.spec.cluster.last_call
-
-    def _is_ready(self, node: int) -> bool:
-        mate = self.mates[node]
-        return mate.dead is None and mate.ready
+        settled = self._attempt is not None and not self._attempt.lost
+        return settled and self.seats.has_more(self.company.ready)
 
     def _why_missing(self, missing: Sequence[int]) -> str:
         waited = self.spec.cluster.rejoin_timeout
-        refused = "".join(f"; node {n} was refused: {self._refused[n]}" for n in missing if n in self._refused)
+        why = self.company.refused
+        refused = "".join(f"; node {node} was refused: {why[node]}" for node in missing if node in why)
         return (
             f"{node_words(missing)} did not come to {self.host.endpoint} within {waited:.0f} s "
             f"(cluster.rejoin_timeout){refused}"
@@ -201,12 +161,14 @@ class Team(Alone):
         self._question += 1
         self.held, self._answers = {0: look(self.memory, self.tiers)}, {}
         self.peers.heard(0, self.peers.door(lambda: self._interfaces()[1]))
-        self._tell_all({"kind": "ask", "question": self._question, "doors": not self._words() <= self._reached})
+        self.company.tell_all(
+            {"kind": "ask", "question": self._question, "doors": not self.company.words <= self._reached}
+        )
         deadline = time.monotonic() + patience_s
-        while self._alive() - self._answers.keys() and time.monotonic() < deadline:
+        while self.company.ready - self._answers.keys() and time.monotonic() < deadline:
             time.sleep(TURN_S)
             self._handle()
-        self.held |= {node: held for node, held in self._answers.items() if node in self._alive()}
+        self.held |= {node: held for node, held in self._answers.items() if node in self.company.ready}
         self.held = {node: held for node, held in self.held.items() if node in self.roster}
         return self.held.keys() == set(self.roster)
 
@@ -220,23 +182,23 @@ class Team(Alone):
             if str(missing) not in self._cut_ways:
                 self._cut_ways.add(str(missing))
                 self.tell("warning", detail=f"{missing}; waiting for it")
-            time.sleep(LATE_S)
+            time.sleep(AGAIN_S)
             return False
 
     def _reach_each_other(self) -> bool:
         """Have every node try all others on both channels; False when one was lost meanwhile. Raises NodeMissing."""
-        words = self._words()
+        words = self.company.words
         if words <= self._reached:
             return True
         mine = Doors(*self._interfaces())
         try:
-            doors = {0: mine.doors, **{node: self._doors[node] for node in self._alive() & self._doors.keys()}}
+            doors = {0: mine.doors, **{node: self._doors[node] for node in self.company.ready & self._doors.keys()}}
             self._tried = {}
             told = {str(node): [door.to_json() for door in found] for node, found in doors.items()}
-            self._tell_all({"kind": "reach", "doors": told})
+            self.company.tell_all({"kind": "reach", "doors": told})
             problems = unreachable(0, doors)
             deadline = time.monotonic() + ASK_S
-            while self._alive() - self._tried.keys() and time.monotonic() < deadline:
+            while self.company.ready - self._tried.keys() and time.monotonic() < deadline:
                 time.sleep(TURN_S)
                 self._handle()
         finally:
@@ -249,20 +211,9 @@ class Team(Alone):
         self._reached = words
         return True
 
-    def _words(self) -> set[str]:
-        return {mate.word for mate in self.mates.values() if mate.dead is None}
-
     def _at_work(self) -> set[int]:
         """Nodes that are there and take part in the attempt."""
-        return self._alive() & set(self.roster)
-
-    def _alive(self) -> set[int]:
-        return {node for node, mate in self.mates.items() if mate.dead is None and mate.ready}
-
-    def _tell_all(self, message: Message) -> None:
-        for mate in self.mates.values():
-            if mate.dead is None:
-                self.host.post(mate, message)
+        return self.company.ready & set(self.roster)
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 
@@ -284,13 +235,13 @@ class Team(Alone):
         }
         self.peers.tell(attempt, word["peer"])
         for seat, node in enumerate(self.roster[1:], 1):
-            self.host.post(self.mates[node], {**word, "seat": seat})
+            self.host.post(self.company[node], {**word, "seat": seat})
         self._same_seats = True
         return Seat(0, self.nodes, self.host.endpoint.host, store.port, *self._interfaces())
 
     def _interfaces(self) -> tuple[str, str]:
         """Of both channels: the one by which the others are reached, never loopback where they are elsewhere."""
-        addresses = [str(mate.hello.get("address")) for mate in self.mates.values() if mate.dead is None]
+        addresses = [str(mate.hello.get("address")) for mate in self.company]
         if not addresses:
             return "", ""
         elsewhere = next((address for address in addresses if not is_loopback(address)), addresses[0])
@@ -313,7 +264,7 @@ class Team(Alone):
     def _declare_over(self, attempt: _Attempt, grace_s: float = GRACE_S) -> None:
         if attempt.over_since is None:
             attempt.over_since, attempt.grace_s = time.monotonic(), grace_s
-            self._tell_all({"kind": "over", "attempt": attempt.number, "grace_s": grace_s})
+            self.company.tell_all({"kind": "over", "attempt": attempt.number, "grace_s": grace_s})
 
     def over(self, report: Report) -> Verdict:
         """As `Alone.over`. A node that does not report in time is given up."""
@@ -331,27 +282,13 @@ class Team(Alone):
             self._handle()
             if time.monotonic() > deadline:
                 for node in self._at_work() - attempt.reports.keys():
-                    self._give_up(self.mates[node], "its workers ran on after the attempt was over")
-        return Verdict(self._put_together(attempt), attempt.lost)
-
-    def _put_together(self, attempt: _Attempt) -> Report:
-        codes: dict[int, int] = {}
-        errors: list[WorkerError] = []
-        at_work: dict[int, int] = {}
-        peaks: dict[int, int] = {}
-        number = self._stop
-        for report in attempt.reports.values():
-            codes |= report.ended.exit_codes
-            number = number if number is not None else report.ended.signal_number
-            errors += report.errors
-            at_work |= report.at_work
-            peaks |= report.peaks
-        return Report(Ended(codes, number), tuple(errors), attempt.reports[0].hangs, at_work, peaks)
+                    self._give_up(self.company[node], "its workers ran on after the attempt was over")
+        return Verdict(together(attempt.reports, self._stop), attempt.lost)
 
     def sights(self) -> list[Sight] | None:
         """As `Elsewhere.sights`."""
         attempt, found = self._attempt, []
-        for mate in [self.mates[node] for node in self.roster[1:]]:
+        for mate in [self.company[node] for node in self.roster[1:]]:
             told = mate.life.sign
             if attempt is None or mate.life.silent_s > STALE_S or told.get("attempt") != attempt.number:
                 return None
@@ -363,7 +300,7 @@ class Team(Alone):
         node = self.node_of(rank)
         if node == 0:
             return False
-        self.host.post(self.mates[node], {"kind": "stuck", "rank": rank})
+        self.host.post(self.company[node], {"kind": "stuck", "rank": rank})
         return True
 
     def node_of(self, rank: int) -> int:
@@ -382,7 +319,7 @@ class Team(Alone):
     def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
         """As `Alone.carry`."""
         self._carried = set()
-        self._tell_all(
+        self.company.tell_all(
             {
                 "kind": "carry",
                 "version": [version.attempt, version.step] if version is not None else None,
@@ -401,8 +338,8 @@ class Team(Alone):
     def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
         """As `Alone.end`."""
         self.peers.stop()
-        self._tell_all({"kind": "end", "remove": remove, **outcome})
-        words = {mate.word for mate in self.mates.values() if mate.dead is None}
+        self.company.tell_all({"kind": "end", "remove": remove, **outcome})
+        words = self.company.words
         deadline = time.monotonic() + FAREWELL_S
         while words - self._left and time.monotonic() < deadline:
             time.sleep(TURN_S)
@@ -416,9 +353,9 @@ class Team(Alone):
                 self.tell("warning", detail=words)
             for mate, message in self.host.receive():
                 self._take(mate, message)
-            self._decide_between_twins()
-            for mate in self.mates.values():
-                if mate.dead is None and mate.life.silent_s > self.spec.cluster.heartbeat_timeout:
+            self.company.decide_between_twins(begun=self._begun)
+            for mate in self.company:
+                if mate.life.silent_s > self.spec.cluster.heartbeat_timeout:
                     self._give_up(mate, f"has been silent for {mate.life.silent_s:.1f} s")
 
     def _give_up(self, mate: Mate, why: str) -> None:
@@ -435,10 +372,10 @@ class Team(Alone):
     def _take(self, mate: Mate, message: Message) -> None:
         kind = message.get("kind")
         if kind == "hello":
-            self._welcome(mate)
+            self.company.hear(mate)
         elif kind == "left":
             self._left.add(mate.word)
-        elif self.mates.get(mate.node) is not mate or mate.dead is not None:
+        elif not self.company.is_of(mate):
             return
         elif kind == "ready":
             mate.ready = True
@@ -466,30 +403,3 @@ class Team(Alone):
                 attempt.reports |= {mate.node: report} if message.get("attempt") == attempt.number else {}
         except (ValueError, TypeError, AttributeError) as error:
             self._give_up(mate, f"sent a message that is none ({error})")
-
-    def _welcome(self, mate: Mate) -> None:
-        reason = refusal(self.mine, mate.hello, self.most)
-        if reason is not None:
-            mate.dead = reason
-            self._refused[mate.node] = reason
-            self.host.post(mate, {"kind": "refused", "detail": reason})
-            self.tell("warning", detail=f"{mate} was refused: {reason}")
-            return
-        self._twins[mate.node] = (mate, time.monotonic())
-
-    def _decide_between_twins(self) -> None:
-        """Whoever comes as a node that is there takes its place if that one is silent, else it is refused."""
-        for node, (mate, since) in list(self._twins.items()):
-            before = self.mates.get(node)
-            if before is None or before.dead is not None or before.life.silent_s > LATE_S:
-                if before is not None and before.dead is None:
-                    self._give_up(before, "was started again")
-                self._refused.pop(node, None)
-                self.mates[node] = mate
-                self.host.post(mate, {"kind": "welcome", "resumes": self._begun, **self.welcome})
-            elif time.monotonic() - since > 2 * LATE_S:
-                mate.dead = f"{before} is there already: give each node its own --node-rank"
-                self.host.post(mate, {"kind": "refused", "detail": mate.dead})
-            else:
-                continue
-            del self._twins[node]

@@ -15,6 +15,7 @@ from tests.engine.build import job_spec
 from tests.job.nodes import free_port
 from tests.tiers.build import put
 
+from dtrain.engine import company as companies
 from dtrain.engine import line as lines
 from dtrain.engine import team as teams
 from dtrain.engine.agent import Ended, Interrupted
@@ -25,7 +26,7 @@ from dtrain.engine.line import Host, Line
 from dtrain.engine.network import NetworkError, parse_endpoint
 from dtrain.engine.peers import NoPeers
 from dtrain.engine.reach import Doors, door_from_json, unreachable
-from dtrain.engine.shift import Report
+from dtrain.engine.reports import Report
 from dtrain.engine.supervise import Hang
 from dtrain.engine.team import Team
 from dtrain.specs.models import Spec
@@ -141,7 +142,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(lines, "POLL_S", 0.02)
-    monkeypatch.setattr(teams, "LATE_S", 0.3)
+    monkeypatch.setattr(companies, "LATE_S", 0.3)
+    monkeypatch.setattr(teams, "AGAIN_S", 0.3)
     monkeypatch.setattr(teams, "GRACE_S", 0.2)
     made = Scene(tmp_path)
     with made.host:
@@ -158,7 +160,7 @@ def test_a_node_joins_and_what_both_hold_is_gone_on_from(scene: Scene) -> None:
     assert [one.version.step for one in chosen] == [4]
     assert "node 1 does not have its part" in passed[0]["reason"]
     assert [slot.index for slot in scene.memories[0].pending()] == [0], "what one node wants carried all mark"
-    assert ("joined", {"node": 1, "host": scene.team.mates[1].host}) in scene.told
+    assert ("joined", {"node": 1, "host": scene.team.company[1].host}) in scene.told
     assert scene.team.highest == 1
 
 
