@@ -164,10 +164,7 @@ class Team(Alone):
         self.company.tell_all(
             {"kind": "ask", "question": self._question, "doors": not self.company.words <= self._reached}
         )
-        deadline = time.monotonic() + patience_s
-        while self.company.ready - self._answers.keys() and time.monotonic() < deadline:
-            time.sleep(TURN_S)
-            self._handle()
+        self._wait_while(lambda: self.company.ready - self._answers.keys(), patience_s)
         self.held |= {node: held for node, held in self._answers.items() if node in self.company.ready}
         self.held = {node: held for node, held in self.held.items() if node in self.roster}
         return self.held.keys() == set(self.roster)
@@ -197,10 +194,7 @@ class Team(Alone):
             told = {str(node): [door.to_json() for door in found] for node, found in doors.items()}
             self.company.tell_all({"kind": "reach", "doors": told})
             problems = unreachable(0, doors)
-            deadline = time.monotonic() + ASK_S
-            while self.company.ready - self._tried.keys() and time.monotonic() < deadline:
-                time.sleep(TURN_S)
-                self._handle()
+            self._wait_while(lambda: self.company.ready - self._tried.keys(), ASK_S)
         finally:
             mine.close()
         problems += [line for _, lines in sorted(self._tried.items()) for line in lines]
@@ -330,22 +324,22 @@ class Team(Alone):
 
     def carried(self) -> None:
         """As `Alone.carried`: what the others do takes no longer than what we have done ourselves."""
-        deadline = time.monotonic() + FAREWELL_S
-        while self._at_work() - self._carried and time.monotonic() < deadline:
-            time.sleep(TURN_S)
-            self._handle()
+        self._wait_while(lambda: self._at_work() - self._carried, FAREWELL_S)
 
     def end(self, outcome: Mapping[str, Any], *, remove: bool) -> None:
         """As `Alone.end`."""
         self.peers.stop()
         self.company.tell_all({"kind": "end", "remove": remove, **outcome})
         words = self.company.words
-        deadline = time.monotonic() + FAREWELL_S
-        while words - self._left and time.monotonic() < deadline:
-            time.sleep(TURN_S)
-            self._handle()
+        self._wait_while(lambda: words - self._left, FAREWELL_S)
 
     # -- what comes in --------------------------------------------------------------------------------------------
+
+    def _wait_while(self, waits: Callable[[], object], longest_s: float) -> None:
+        deadline = time.monotonic() + longest_s
+        while waits() and time.monotonic() < deadline:
+            time.sleep(TURN_S)
+            self._handle()
 
     def _handle(self) -> None:
         with self._lock:
