@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -38,6 +40,12 @@ def count(number: int) -> str:
         if number >= max(size_of, 10**7):
             return f"{three_digits(number / size_of)} {word}"
     return f"{number:,}"
+
+
+def listed(items: Sequence[object], most: int) -> str:
+    """`1, 2, 4`; of more than `most` the first, and the last: `1, 2, 3, … 128`."""
+    shown = [str(item) for item in items]
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"… {shown[-1]}"])
 
 
 def share(fraction: float) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .block import Block
-from .nodes import NodeCount, Nodes, Shape, usable
+from .nodes import NodeCount, Nodes, Shape, shards_among, usable
 from .places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier, Tier
 from .shapes import Decoder, DecoderShape, DiffusionShape, EncoderShape
 from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, WholeNumber
@@ -155,7 +155,8 @@ class Strategy(Block):
     dp_replicate: PositiveInt | None = None
     """Replicas of the model, or of its shards; default: all workers that the other degrees leave."""
     dp_shard: PositiveInt = 1
-    """Workers that divide every parameter, its gradient and its moments among them (FSDP2)."""
+    """Workers that divide every parameter, its gradient and its moments among them (FSDP2). With `nodes: MIN:MAX` at
+    least so many where there are, else all: it follows the number of nodes."""
     tp: PositiveInt = 1
     """Workers that divide every matrix product among them (tensor parallel)."""
     pp: PositiveInt = 1
@@ -319,16 +320,24 @@ class Spec(Block):
     @property
     def usable_nodes(self) -> tuple[int, ...]:
         """Numbers of nodes that the run can go on with, the smallest first; one unless it is elastic."""
+        return tuple(usable(self.cluster.nodes, self.shape)) if self.cluster.nodes.elastic else (self.cluster.nodes,)
+
+    @property
+    def shape(self) -> Shape:
+        """What must come out even for a number of nodes to be usable."""
         degrees, training = self.strategy, self.training
-        shape = Shape(
-            self.cluster.workers_per_node, degrees.dp_shard, degrees.tp, degrees.pp, degrees.pp_schedule,
+        return Shape(
+            self.cluster.workers_per_node, degrees.tp, degrees.pp, degrees.pp_schedule,
             training.global_batch_size, training.micro_batch_size,
         )  # fmt: skip
-        return tuple(usable(self.cluster.nodes, shape)) if self.cluster.nodes.elastic else (self.cluster.nodes,)
 
     def at(self, nodes: int) -> Spec:
-        """The spec with this number of nodes, not elastic any more."""
-        return self.model_copy(update={"cluster": self.cluster.model_copy(update={"nodes": NodeCount(nodes)})})
+        """The spec with this number of nodes, not elastic any more; `dp_shard` is what it is with so many."""
+        found: dict[str, Any] = {"cluster": self.cluster.model_copy(update={"nodes": NodeCount(nodes)})}
+        if self.cluster.nodes.elastic:
+            shard = shards_among(self.strategy.dp_shard, self.shape.data_parallel(nodes))
+            found["strategy"] = self.strategy.model_copy(update={"dp_shard": shard})
+        return self.model_copy(update=found)
 
     @property
     def largest(self) -> Spec:

@@ -66,27 +66,46 @@ class Shape:
     """What must divide evenly for a number of nodes to be usable."""
 
     workers: int
-    shard: int
     tp: int
     pp: int
     schedule: str
     global_batch: int
     micro_batch: int
 
-    def fits(self, nodes: int) -> bool:
-        """Tell whether the degrees and the global batch come out even: every rank makes as many passes as the others.
+    def data_parallel(self, nodes: int) -> int:
+        """Ranks, or groups of ranks, that see different samples; 0 where tp and pp do not come out even."""
+        whole, over = divmod(nodes * self.workers, self.tp * self.pp)
+        return 0 if over else whole
 
-        So the mean over a step is the same for every usable number, without weights.
+    def fits(self, nodes: int) -> bool:
+        """Tell whether tp, pp and the global batch come out even: every rank makes as many passes as the others.
+
+        So the mean over a step is the same for every usable number, without weights. `dp_shard` follows the number.
         """
-        world, cuts = nodes * self.workers, self.shard * self.tp * self.pp
-        if world % cuts:
-            return False
-        passes, over = divmod(self.global_batch, self.micro_batch * (world // (self.tp * self.pp)))
+        return self.why_not(nodes) is None
+
+    def why_not(self, nodes: int) -> str | None:
+        """What does not come out even with so many nodes; None: all does."""
+        world, among = nodes * self.workers, self.data_parallel(nodes)
+        if not among:
+            return f"tp * pp = {self.tp * self.pp} does not divide {world} workers"
+        unit = self.micro_batch * among
+        passes, over = divmod(self.global_batch, unit)
         if over or not passes:
-            return False
-        return {"1f1b": passes >= self.pp, "interleaved-1f1b": passes % self.pp == 0}.get(self.schedule, True)
+            return f"global_batch_size {self.global_batch} is no multiple of micro_batch_size * {among} = {unit}"
+        enough = {"1f1b": passes >= self.pp, "interleaved-1f1b": passes % self.pp == 0}.get(self.schedule, True)
+        return None if enough else f"{passes} micro-batches are not what {self.schedule} over pp = {self.pp} needs"
 
 
 def usable(count: NodeCount, shape: Shape) -> Iterator[int]:
     """The numbers of nodes that a run can go on with, the smallest first."""
     return (nodes for nodes in range(count.least, count + 1) if shape.fits(nodes))
+
+
+def shards_among(asked: int, data_parallel: int) -> int:
+    """dp_shard where a run whose spec asks for `asked` has this many data-parallel ranks.
+
+    Never less than asked for, so that a rank holds no more than it was planned to: the least divisor of the ranks that
+    is at least `asked`. With fewer ranks than that it is all of them.
+    """
+    return next((n for n in range(asked, data_parallel) if data_parallel % n == 0), max(1, data_parallel))

@@ -25,7 +25,9 @@ def _degrees(view: View) -> Iterator[Finding]:
     has = f"nodes * workers_per_node = {nodes} * {workers} = {nodes * workers}"
     if replicas is None:
         product = shard * tp * pp
-        if nodes * workers % product and view.get("strategy", "dp_replicate") is None:
+        if view.is_elastic and (nodes * workers) % (tp * pp) == 0:
+            yield from _more_than_there_are(shard, nodes * workers // (tp * pp), has)
+        elif nodes * workers % product and view.get("strategy", "dp_replicate") is None:
             key = max(DEGREES[1:], key=lambda key: view.whole("strategy", key) or 0)
             message = f"dp_shard * tp * pp = {shard} * {tp} * {pp} = {product} does not divide {has}"
             hint = f"their product must be one of {_divisors(nodes * workers)}"
@@ -39,6 +41,13 @@ def _degrees(view: View) -> Iterator[Finding]:
         if over or left == 0:
             hint = f"the others leave no whole number for it: their product must be one of {_divisors(nodes * workers)}"
         yield Finding(("strategy", "dp_replicate"), message, hint)
+
+
+def _more_than_there_are(shard: int, most: int, has: str) -> Iterator[Finding]:
+    """Of a run whose number of nodes changes, `dp_shard` follows what is there: it need not divide it."""
+    if shard > most:
+        message = f"{shard} is more than the most ranks that see different samples: {most}, where {has}"
+        yield Finding(("strategy", "dp_shard"), message, f"use {most} or less")
 
 
 def _cuts(view: View) -> tuple[int, int, int] | None:

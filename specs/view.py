@@ -51,6 +51,12 @@ class View:
         shape = self._shape(workers) if count.elastic else None
         return max(usable(count, shape), default=int(count)) if shape is not None else int(count), workers
 
+    @property
+    def is_elastic(self) -> bool:
+        """Tell whether the number of nodes may change."""
+        count = self.nodes()
+        return count is not None and count.elastic
+
     def nodes(self) -> NodeCount | None:
         """Return the number of nodes; None if it is none."""
         with contextlib.suppress(ValueError):
@@ -58,12 +64,12 @@ class View:
         return None
 
     def _shape(self, workers: int) -> Shape | None:
-        shard, tp, pp = (self.whole("strategy", key) or 0 for key in ("dp_shard", "tp", "pp"))
+        tp, pp = (self.whole("strategy", key) or 0 for key in ("tp", "pp"))
         batch, micro = (self.whole("training", key) or 0 for key in ("global_batch_size", "micro_batch_size"))
         schedule = self.get("strategy", "pp_schedule")
-        if min(shard, tp, pp, batch, micro, workers) < 1 or not isinstance(schedule, str):
+        if min(tp, pp, batch, micro, workers) < 1 or not isinstance(schedule, str):
             return None
-        return Shape(workers, shard, tp, pp, schedule, batch, micro)
+        return Shape(workers, tp, pp, schedule, batch, micro)
 
     def tiers(self) -> list[tuple[int, str]]:
         """Return the tiers that can be read: position and type."""

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import Job, cleaned, slow, wait, wait_for_step
-from tests.job.nodes import Cluster, cluster, spec_of
+from tests.job.dtrain import Job, cleaned, slow, wait
+from tests.job.elastic import WORDS, assert_trained_alike, elastic_spec, shrink_and_grow
+from tests.job.nodes import cluster
 
 from dtrain.tiers.jsonfile import read_lines
-
-TOLERANCE = 1e-4
-"""Relative, of a loss against that of the fixed run: float32 sums in another order, and updates that follow them."""
-SPEC = spec_of('"2:3"').replace("rejoin_timeout: 30s", "rejoin_timeout: 30s, last_call: 20s")
-STEPS = 36  # time for a launcher to start on a busy machine before two nodes alone are at the end
-WORDS = ["model.dropout=0", "training.global_batch_size=12", "training.micro_batch_size=2", f"max_steps={STEPS}"]
-"""Dropout draws differently with another number of ranks; 12 samples are 2 micro-batches on 3 nodes, 3 on 2."""
 
 
 @pytest.fixture(scope="module")
@@ -32,41 +24,30 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield job
 
 
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Cluster]:
-    with cluster(tmp_path / "job", 3, SPEC) as made:
-        yield made
+STRATEGIES = {
+    "replicas": (1, []),
+    "fsdp": (1, ["strategy.dp_shard=3"]),
+    "hybrid": (2, ["strategy.dp_shard=2", "training.micro_batch_size=1"]),
+    "fsdp over nodes": (2, ["strategy.dp_shard=6", "training.micro_batch_size=1"]),
+    "tensor": (2, ["strategy.tp=2"]),
+    "pipeline": (2, ["strategy.pp=2"]),
+    "pipeline and fsdp": (2, ["strategy.pp=2", "strategy.dp_shard=3"]),
+    "tensor and fsdp": (2, ["strategy.tp=2", "strategy.dp_shard=3"]),
+}
+"""Workers of a node, and how they divide the model."""
+USUAL = {"replicas", "fsdp"}
+"""All others run with `make campaigns`."""
 
 
-def test_three_nodes_two_and_three_again_train_as_three(nodes: Cluster, fixed: Job) -> None:
-    nodes.start_all(*WORDS, fault=slow(4, STEPS, attempt=None))
-    wait_for_step(nodes.job, 5)
-    nodes.kill_node(2)
-    shutil.rmtree(nodes.memory(2).path, ignore_errors=True)  # the machine is gone
-    wait(lambda: len(nodes.job.events("attempt")) == 2, 20, "two nodes to go on")
-    attempt = nodes.job.events("attempt")[1]
-    assert (attempt["nodes"], attempt["world"]) == (2, 2)
-    wait(lambda: {line["attempt"] for line in read_lines(nodes.job.run.metrics)} >= {2}, 30, "a step of two nodes")
-    nodes.start(2, *WORDS)
-    ended = nodes.end()
-    assert [one.code for one in ended] == [0, 0, 0], ended
-    assert [event["nodes"] for event in nodes.job.events("attempt")] == [3, 2, 3]
-    assert [(e["kind"], e["node"]) for e in nodes.job.events("fault")] == [("node", 2)], "to grow is no fault"
-
-    shrunk, grown = nodes.job.events("restored")
-    assert shrunk["tier"] == "disk", "a third of the newest snapshot went with the node"
-    assert grown["tier"] == "peer", "all of the last one was in the memory of the two others"
-    assert shrunk["state_digest"] is not None
-    (_, resized) = nodes.job.events("resized")
-    assert (resized["before"], resized["nodes"]) == (2, 3)
-    assert grown["state_digest"] == resized["state_digest"], "what three have is what two had"
-
-    lines = {line["step"]: line for line in read_lines(nodes.job.run.metrics)}
-    assert [lines[step]["samples"] for step in sorted(lines)] == [12 * step for step in range(1, STEPS + 1)]
-    for step, loss in fixed.losses().items():
-        assert math.isclose(nodes.job.losses()[step], loss, rel_tol=TOLERANCE), (step, nodes.job.losses()[step], loss)
-    wait(lambda: not nodes.job.processes(), 20, "the drainer of the killed launcher to give up")
-    nodes.assert_nothing_left()
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n not in USUAL)) for n in STRATEGIES])
+def test_three_nodes_two_and_three_again_train_as_three(name: str, tmp_path: Path, fixed: Job) -> None:
+    workers, words = STRATEGIES[name]
+    with cluster(tmp_path / "job", 3, elastic_spec("2:3", workers)) as nodes:
+        shrink_and_grow(nodes, words, workers)
+        shrunk = nodes.job.events("restored")[0]
+        assert shrunk["tier"] == "disk", "a third of the newest snapshot went with the node"
+        assert shrunk["state_digest"] is not None
+        assert_trained_alike(nodes.job, fixed)
 
 
 PEERS = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}, {type: disk, every: 12}]"
@@ -78,8 +59,7 @@ def test_four_nodes_two_three_and_four_go_on_from_copies_in_each_others_memory(t
     words = ["model.dropout=0", "training.global_batch_size=24", "training.micro_batch_size=2", "max_steps=30", PEERS]
     whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
     whole.write_spec()
-    spec = spec_of('"2:4"').replace("rejoin_timeout: 30s", "rejoin_timeout: 30s, last_call: 2s")
-    with cleaned(whole), cluster(tmp_path / "job", 4, spec) as nodes:
+    with cleaned(whole), cluster(tmp_path / "job", 4, elastic_spec("2:4", last_call="2s")) as nodes:
         assert whole.do("run", "spec.yaml", "cluster.workers_per_node=4", *words[:4]).code == 0
         job = nodes.job
 
@@ -110,9 +90,6 @@ def test_four_nodes_two_three_and_four_go_on_from_copies_in_each_others_memory(t
         for number, restored in enumerate(job.events("restored"), 1):
             before = max(line["step"] for line in lines if line["attempt"] <= number)
             assert before - 2 <= restored["step"], (before, restored)
-        last = {line["step"]: line for line in lines}
-        assert [last[step]["samples"] for step in sorted(last)] == [24 * step for step in range(1, 31)]
-        for step, loss in whole.losses().items():
-            assert math.isclose(job.losses()[step], loss, rel_tol=TOLERANCE), (step, job.losses()[step], loss)
+        assert_trained_alike(job, whole, 30, 24)
         wait(lambda: not job.processes(), 20, "all processes to end")
         nodes.assert_nothing_left()
