@@ -45,6 +45,11 @@ def parameter_count(tensors: Sequence[TensorInfo]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
+def matrix_elements(model: Decoder) -> int:
+    """Elements of the largest matrix of a layer."""
+    return model.d_model * max(model.ff_dim, model.n_heads * model.head_dim)
+
+
 def matmul_weights(model: Decoder) -> int:
     """Weights that every token is multiplied with: all matrices and the head, but not the embedding look-up.
 
@@ -78,21 +83,19 @@ def activation_bytes(model: Decoder, samples: int, seq_len: int, precision: str)
     return samples * seq_len * per_token
 
 
-def layer_activation_bytes(model: Decoder, precision: str, tp: int = 1, *, sequence: bool = False) -> int:
-    """Estimate the bytes per token that one layer keeps on one of `tp` tensor parallel ranks.
+def layer_activation_bytes(model: Decoder, precision: str) -> int:
+    """Estimate the bytes per token that one layer of any such decoder keeps for its backward pass.
 
     Counted tensor by tensor after the method of Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1), for
-    this block. Elements per token: input and output of both norms 4·D, divided by tp only where they are cut along
-    the `sequence`; query, key, value and the attention's output 2·(H+K)·h; MLP 4·F for swiglu (gate, its silu, up,
-    product) or 2·F for gelu. With dropout two masks of D bytes. The s·s scores are not kept, for the fused kernel
-    recomputes them (Dao et al. 2022, arXiv:2205.14135). For D = H·h, F = 4·D and gelu in bf16 this is 34·s·b·D per
-    layer with dropout, the figure of that paper without its score terms.
+    this block. Elements per token: input and output of both norms 4·D; query, key, value and the attention's output
+    2·(H+K)·h; MLP 4·F for swiglu (gate, its silu, up, product) or 2·F for gelu. With dropout two masks of D bytes. The
+    s·s scores are not kept, for the fused kernel recomputes them (Dao et al. 2022, arXiv:2205.14135). For D = H·h,
+    F = 4·D and gelu in bf16 this is 34·s·b·D per layer with dropout, the figure of that paper without its score terms.
     """
-    element_bytes = ELEMENT_BYTES[precision]
     mlp_widths = 4 if model.activation == "swiglu" else 2
     heads = 2 * (model.n_heads + model.kv_heads) * model.head_dim
-    between = element_bytes * 4 * model.d_model + (2 * model.d_model if model.dropout > 0 else 0)
-    return between // (tp if sequence else 1) + element_bytes * (heads + mlp_widths * model.ff_dim) // tp
+    masks = 2 * model.d_model if model.dropout > 0 else 0
+    return ELEMENT_BYTES[precision] * (4 * model.d_model + heads + mlp_widths * model.ff_dim) + masks
 
 
 def last_activation_bytes(model: Decoder, precision: str) -> int:

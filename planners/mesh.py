@@ -43,6 +43,16 @@ class Mesh:
         """Ranks, or groups of ranks, that see different samples."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def by_ddp(self) -> bool:
+        """Whether each rank has the whole model, so that DDP exchanges gradients."""
+        return (self.pp, self.dp_shard, self.tp) == (1, 1, 1)
+
+    @property
+    def by_fsdp(self) -> bool:
+        """Whether FSDP2 puts weights together and divides, or sums, gradients."""
+        return self.data_parallel > 1 and not self.by_ddp
+
     def place(self, rank: int) -> dict[str, int]:
         """The coordinates of `rank`."""
         place = {}

@@ -177,8 +177,9 @@ def _tier(known: Known, tier: TierSpec, every: Interval) -> TierPlan:
 def _memory(known: Known) -> MemoryNeed:
     shard = known.sizes.shard_bytes if known.sizes else None
     host = known.spec.cluster.hardware.host_memory
+    on_cpu = known.machine.accelerator == "cpu"
     return memory_need(
-        parts=device_parts(known.spec, known.sizes, known.work) if known.sizes else None,
+        parts=device_parts(known.spec, known.sizes, known.work, on_cpu=on_cpu) if known.sizes else None,
         shard_bytes=shard if known.spec.tiers else 0,
         workers_per_node=known.spec.cluster.workers_per_node,
         device_limit_bytes=known.rates.device_memory_bytes,

@@ -36,7 +36,7 @@ class Sizes:
     stage_parameter_bytes: int
     """Those weights before data parallel ranks divide them."""
     gathered_bytes: int
-    """Weights that FSDP2 has put together at once beside them; 0 without it."""
+    """Weights that FSDP2 has put together at once beside them, copies where it divides nothing; 0 without it."""
 
     @property
     def rank_state_bytes(self) -> int:
@@ -68,10 +68,11 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None, cuts: Cuts 
 def _gathered_bytes(layout: Layout, stage: int) -> int:
     """Return the weights that are whole at once: what is no layer, the layer that computes, and the next one.
 
-    A pipeline keeps all of them until its step has ended.
+    A pipeline keeps all of them until its step has ended. Over replicas alone FSDP2 copies what it need not put
+    together (torch 2.13, `FSDPParamGroup.wait_for_unshard`).
     """
     mesh, names = layout.mesh, layout.stages[stage]
-    if mesh.dp_shard == 1:
+    if not mesh.by_fsdp:
         return 0
     place = dict.fromkeys(DIMS, 0)
     if mesh.pp > 1:
@@ -91,25 +92,28 @@ def _largest(units: dict[str, list[str]]) -> list[list[str]]:
     return ordered if len(ordered) <= 8 else [*ordered[:2], *ordered[-2:], *sorted(ordered, key=len)[-2:]]
 
 
-def device_parts(spec: Spec, sizes: Sizes, work: Workload | None) -> DeviceParts:
+def device_parts(spec: Spec, sizes: Sizes, work: Workload | None, *, on_cpu: bool) -> DeviceParts:
     """Return the device memory of one rank.
 
     Gradients have the weights' shapes and dtype and share memory with the buckets they are exchanged in, but for those
     that DDP adds up over several passes: they lie beside the buckets until the last one. Of bf16 ones the update makes
-    fp32 copies. Where FSDP2 puts weights together, their gradients are whole for a moment, too. Under
-    autocast the 16-bit copies of fp32 weights live as long as the pass, those of layers that FSDP2 has divided again
-    too: the backward pass multiplies with them. The activations of a model of unknown family are not known and count 0.
+    fp32 copies. Where FSDP2 puts weights together, their gradients are whole for a moment, too; in a pipeline, which
+    exchanges them once per step, all of them until then. Under autocast the 16-bit copies of fp32 weights live as long
+    as the pass, those of layers that FSDP2 has divided again too: the backward pass multiplies with them. The
+    activations of a model of unknown family are not known and count 0.
     """
     mixed = spec.training.precision.endswith("-mixed")
     copied = 2 if spec.training.precision == "bf16" else 0
     mesh = mesh_of(spec)
-    by_ddp = (mesh.pp, mesh.dp_shard, mesh.tp) == (1, 1, 1)
-    added_up = 1 if by_ddp and spec.micro_batches > 1 else 0
+    added_up = 1 if mesh.by_ddp and spec.micro_batches > 1 else 0
+    gradients, gathered = (1 + max(copied, added_up)) * sizes.rank_parameter_bytes, 2 * sizes.gathered_bytes
+    if mesh.by_fsdp and mesh.pp > 1:
+        gradients, gathered = max(gradients, sizes.gathered_bytes), sizes.gathered_bytes
     return DeviceParts(
         weights_bytes=sizes.rank_parameter_bytes,
-        gradients_bytes=(1 + max(copied, added_up)) * sizes.rank_parameter_bytes,
+        gradients_bytes=gradients,
         optimizer_bytes=sizes.rank_state_bytes - sizes.rank_parameter_bytes,
         casts_bytes=sizes.stage_parameter_bytes // 2 if mixed else 0,
-        gathered_bytes=2 * sizes.gathered_bytes,
-        activations_bytes=rank_activation_bytes(spec, work),
+        gathered_bytes=gathered,
+        activations_bytes=rank_activation_bytes(spec, work, on_cpu=on_cpu),
     )
