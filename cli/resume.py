@@ -39,6 +39,7 @@ from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
+IN_ITS_PLACE = "a run goes on where it is, so that must be usable for you"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def go_on(run: RunDir, spec: Spec, spec_folder: Path, wanted: Wanted, around: Su
     start, as_json, meant = wanted.start, wanted.as_json, wanted.meant
     console = talk(as_json)
     check_supported(spec)
-    check_folder(run)
+    check_folder(run, IN_ITS_PLACE)
     node = place_of_this(spec, wanted.node_rank, around)
     tell_place(spec, node, around, console)
     if node > 0:
@@ -103,7 +104,7 @@ def go_on(run: RunDir, spec: Spec, spec_folder: Path, wanted: Wanted, around: Su
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
     info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
-    make_folder(run)
+    make_folder(run, IN_ITS_PLACE)
     with locked(run):
         for change in different:  # a spec that is not the one of before is shown as a difference
             console.print(f"changed: {change}")

@@ -162,12 +162,12 @@ def show(words: list[str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arguments, arguments_end, variables = (int(fields[at]) for at in (45, 46, 47))
     size = arguments_end - arguments
-    ctypes.memmove(arguments, "\0".join(words).encode()[: size - 1].ljust(size, b"\0"), size)
+    ctypes.memmove(arguments, os.fsencode("\0".join(words))[: size - 1].ljust(size, b"\0"), size)
     room = ROOM_VARIABLE.encode() + b"=" + ROOM
     at = Path("/proc/self/environ").read_bytes().find(room)
     if at >= 0:
         place = [f"{key}={os.environ[key]}" for key in PLACE if key in os.environ]
-        ctypes.memmove(variables + at, "\0".join([*place, "_="]).encode().ljust(len(room)), len(room))
+        ctypes.memmove(variables + at, os.fsencode("\0".join([*place, "_="])).ljust(len(room)), len(room))
 
 
 def _signal_group(pid: int, number: int) -> None:

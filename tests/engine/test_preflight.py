@@ -211,6 +211,27 @@ def test_rows_38_and_52_too_little_memory_for_snapshots_is_refused(
     Job(tmp_path).preflight()
 
 
+def test_row_38_a_tmpfs_without_room_for_more_files_is_refused(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = preflight_module.OWN_FILES + 2 * preflight_module.RANK_FILES
+    real = os.statvfs
+
+    def few(path: object) -> object:
+        if str(path) == str(TMPFS):
+            return SimpleNamespace(
+                f_files=100, f_favail=files, f_bavail=2**30, f_blocks=2**30, f_bfree=2**30, f_frsize=1
+            )
+        return real(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "statvfs", few)
+    for tiers in ([], [{"type": "memory"}]):
+        job, files = Job(tmp_path, *tiers), needed - 1
+        assert f"snapshots need {needed} files in /dev/shm, free are {files}; " in job.refusal()
+        files = needed
+        job.preflight()
+
+
 REAL = """
 import sys
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -467,6 +468,8 @@ def test_the_device_that_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
         (DataError("x"), Code.BAD_SPEC),
         (UserCodeError("x"), Code.BAD_SPEC),
         (TrainingDiverged("x"), Code.FAILED),
+        (OSError(errno.ENOSPC, "no room", "/a/cache/of/a/person's/own"), Code.MISSING_RESOURCE),
+        (OSError(errno.EACCES, "denied", "x"), Code.FAILED),
         (MemoryError("x"), Code.FAILED),
         (RuntimeError("x"), Code.FAILED),
     ],
