@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from ..tiers import faults
 from .forks import LAUNCHER, ROOM, ROOM_VARIABLE, die_with_parent
-from .standin import FORKED, FORWARDED, LENGTH, STATUS, receive
+from .standin import FORKED, FORWARDED, LENGTH, STATUS, as_text, receive
 
 IMPORTED = ("dtrain.engine.worker", "torch._dynamo")  # the first optimizer imports the second, 0.8 s
 REQUEST_TIMEOUT_S = 10.0
@@ -138,10 +138,12 @@ class Nursery:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             gc.unfreeze()
             os.environ.clear()
-            os.environ.update(request["environment"], **{LAUNCHER: str(launcher)})
-            os.chdir(request["folder"])
-            sys.argv = ["dtrain.engine.worker", *request["command"]]
-            sys.orig_argv = [sys.executable, *WORKER_COMMAND, *request["command"]]
+            os.environ.update({as_text(key): as_text(value) for key, value in request["environment"].items()})
+            os.environ[LAUNCHER] = str(launcher)
+            os.chdir(as_text(request["folder"]))
+            command = [as_text(word) for word in request["command"]]
+            sys.argv = ["dtrain.engine.worker", *command]
+            sys.orig_argv = [sys.executable, *WORKER_COMMAND, *command]
             show(sys.orig_argv)
             faults.begin_anew()
             from . import worker  # it is there already
