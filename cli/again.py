@@ -13,11 +13,13 @@ from ..tiers.lineage import holdings, remembered
 from ..tiers.memory import memory_dir
 from ..tiers.places import slow_tiers
 from .choose import LATEST
+from .folder import check_folder
 from .refusal import Refused, guarded
-from .resume import resume
-from .run import run
+from .resume import Wanted, go_on, meant_by
+from .run import begin
 from .scheduler import surroundings
-from .train import ranks_of
+from .token import given_seal
+from .train import absolute, ranks_of
 
 
 def run_or_resume(
@@ -30,10 +32,16 @@ def run_or_resume(
 def _run_or_resume(
     spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None
 ) -> int:
-    spec = load_spec(spec_path, overrides, surroundings().fallbacks)
-    if has_begun(RunDir(Path(spec.output_dir).absolute()), spec):
-        return resume([spec_path, *overrides], LATEST, as_json, node_rank, token_file=token_file)
-    return run(spec_path, overrides, as_json, node_rank, token_file, again=True)
+    seal = given_seal(token_file)
+    around = surroundings()
+    spec = absolute(load_spec(spec_path, overrides, around.fallbacks))  # once: it may come from a pipe
+    run = RunDir(Path(spec.output_dir).absolute())
+    check_folder(run)
+    folder = Path(spec_path).parent
+    if has_begun(run, spec):
+        wanted = Wanted(LATEST, as_json, node_rank, meant_by(overrides))
+        return go_on(run, spec, folder, wanted, around, seal)
+    return begin(spec, folder, as_json, node_rank, around, seal, again=True)
 
 
 def has_begun(run_dir: RunDir, spec: Spec) -> bool:

@@ -22,6 +22,7 @@ from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
 from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
 from ..tiers.seal import Seal
+from .folder import make_folder
 from .refusal import Refused, stop_at_once, tidied
 from .scheduler import Surroundings, endpoint_of, meeting_point
 from .token import shared_seal
@@ -69,7 +70,7 @@ def join(spec: Spec, spec_folder: Path, node: int, as_json: bool, seal: Seal | N
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
     console = talk(as_json)
     run = RunDir(Path(spec.output_dir).absolute(), node)
-    run.own.mkdir(parents=True, exist_ok=True)
+    make_folder(run)
     with locked(run), nursery_of(spec) as nursery:
         try:
             outcome = _serve(run, spec, spec_folder, nursery, console, seal)

@@ -8,11 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..specs.codes import Code
 from ..specs.errors import SpecError
+from ..tiers.access import DENIED, whose
 from ..tiers.jsonfile import Unreadable
 from ..tiers.lock import Locked
 from .signals import leave
@@ -76,8 +78,16 @@ def guarded(work: Callable[[], int], as_json: bool) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        words = f"{error.filename or 'the system'}: {error.strerror}" if error.strerror else str(error)
-        return _say(Code.MISSING_RESOURCE, words, as_json)
+        return _say(Code.MISSING_RESOURCE, _said(error), as_json)
+
+
+def _said(error: OSError) -> str:
+    """What the system said, and of whom it denied something."""
+    if not error.strerror:
+        return str(error)
+    words = f"{error.filename or 'the system'}: {error.strerror}"
+    named = isinstance(error.filename, str) and error.errno in DENIED
+    return f"{words} ({whose(Path(error.filename))})" if named else words
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from ..tiers.lock import FileLock, Locked
 from ..tiers.memory import memory_dir, owner_of
 from ..tiers.places import former_tiers, place_of, slow_tiers
 from ..tiers.recovery import Candidate, Found, find, open_candidate
+from ..tiers.seal import Seal
 from ..tiers.tier import Rejected, Tier
 from ..tiers.whole import facts_of, read_whole
 from .choose import LATEST, choose, named_place
+from .folder import check_folder, make_folder
 from .identity import stored_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
@@ -36,6 +39,19 @@ from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 
 RUNS = Path("runs")
 DRAINER_TIMEOUT_S = 120.0
+IN_ITS_PLACE = "a run goes on where it is, so that must be usable for you"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a person wants of a resume."""
+
+    start: str
+    """Which checkpoint to go on from."""
+    as_json: bool
+    node_rank: int | None
+    meant: tuple[str, ...] = ()
+    """Keys that may be others than before."""
 
 
 def resume(
@@ -59,21 +75,36 @@ def _resume(
     token_file: str | None,
 ) -> int:
     seal = given_seal(token_file)
-    console = talk(as_json)
     around = surroundings()
     run, spec, spec_folder = _find_run(arguments, (around.rank if node_rank is None else node_rank) or 0, around)
+    wanted = Wanted(start, as_json, node_rank, (*meant_by(arguments), *allowed))
+    return go_on(run, spec, spec_folder, wanted, around, seal)
+
+
+def meant_by(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The keys that are written on the command line."""
+    return tuple(word.partition("=")[0].strip() for word in arguments if "=" in word)
+
+
+def go_on(run: RunDir, spec: Spec, spec_folder: Path, wanted: Wanted, around: Surroundings, seal: Seal | None) -> int:
+    """Continue a run by a spec that was read, with its data paths made absolute. Returns the exit code, raises Refused.
+
+    A complete run is told to be so; one that is asked to have been trained otherwise is refused.
+    """
+    start, as_json, meant = wanted.start, wanted.as_json, wanted.meant
+    console = talk(as_json)
     check_supported(spec)
-    node = place_of_this(spec, node_rank, around)
+    check_folder(run, IN_ITS_PLACE)
+    node = place_of_this(spec, wanted.node_rank, around)
     tell_place(spec, node, around, console)
     if node > 0:
         return join(spec.model_copy(update={"output_dir": str(run.root)}), spec_folder, node, as_json, seal)
     before = _spec_before(run)
-    meant = [*(word.partition("=")[0].strip() for word in arguments if "=" in word), *allowed]
     different = _refuse_other_training(before, spec, meant)
     former, warnings = former_tiers(before, spec, run, None)
     place = named_place(start, spec, run)
     info = stored_identity(run, spec, spec_folder, [place] if place else [*slow_tiers(spec, run, None), *former])
-    run.root.mkdir(parents=True, exist_ok=True)
+    make_folder(run, IN_ITS_PLACE)
     with locked(run):
         for change in different:  # a spec that is not the one of before is shown as a difference
             console.print(f"changed: {change}")
@@ -83,6 +114,7 @@ def _resume(
         found, rejected = there.candidates, there.rejected
         finished = finished_at(run.events)
         if start == LATEST and not found and not rejected and (finished or 0) >= spec.max_steps:
+            _refuse_another_past(before, spec, finished)
             return _complete(finished, run, console, as_json)
         if start == LATEST and spec.peer_tier is not None and not found:
             words = "resuming from what the other nodes have in memory: nothing is left on this one"
@@ -94,6 +126,7 @@ def _resume(
                 console.print(f"changed: {change}")
         several = spec.cluster.nodes > 1  # no node alone can read the state, so the workers bring such a run to its end
         if start == LATEST and chosen[0].version.step == spec.max_steps and not several:
+            _refuse_another_past(before or _spec_of(chosen, run), spec, spec.max_steps)
             if chosen[0].tier != "memory" and finished == spec.max_steps:
                 return _complete(finished, run, console, as_json)
             digest, chosen, damaged = _last_state(run, chosen, spec.max_steps)
@@ -219,6 +252,21 @@ def _refuse_other_training(before: Spec | None, now: Spec, meant: Sequence[str])
             f"put it back, or say that it is meant: {options}",
         )
     return changes(spec_to_json(before), spec_to_json(now))
+
+
+def _refuse_another_past(before: Spec | None, now: Spec, step: int | None) -> None:
+    """Raise Refused where all steps are done and it is meant that they be others: a yes would say that they are.
+
+    Another end is no other step: who gives a smaller max_steps wants this one to be the last.
+    """
+    other = [one for one in other_training(before, now) if one.key != "max_steps"] if before is not None else []
+    if other:
+        listed = "\n".join(f"  {change}" for change in other)
+        raise Refused(
+            Code.BAD_SPEC,
+            f"the run is complete at step {step}, so this would change nothing that it trained:\n{listed}\n"
+            "leave it out, or train on with a larger max_steps, or begin another run (output_dir=…)",
+        )
 
 
 def _left_behind(before: Spec | None, former: Sequence[Tier], run: RunDir) -> Iterator[str]:

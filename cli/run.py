@@ -9,43 +9,50 @@ from ..specs.load import load_spec
 from ..specs.models import Spec, TextDataset
 from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
+from ..tiers.seal import Seal
 from ..tiers.tier import disk_tier
+from .folder import make_folder
 from .identity import fresh_identity
 from .node import join, place_of_this
 from .refusal import Refused, guarded
-from .scheduler import surroundings, tell_place
+from .scheduler import Surroundings, surroundings, tell_place
 from .token import given_seal
 from .train import Start, absolute, locked, talk, train
 
 
 def run(
-    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None, token_file: str | None = None,
-    *, again: bool = False,
-) -> int:  # fmt: skip
-    """Load the spec, take the output folder, train. Returns the exit code.
-
-    `again`: a run that was cut off before anything was stored may be in the folder.
-    """
-    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank, token_file, again), as_json)
-
-
-def _run(
-    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None, again: bool
+    spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None = None, token_file: str | None = None
 ) -> int:
+    """Load the spec, take the output folder, train. Returns the exit code."""
+    return guarded(lambda: _run(spec_path, overrides, as_json, node_rank, token_file), as_json)
+
+
+def _run(spec_path: str, overrides: list[str], as_json: bool, node_rank: int | None, token_file: str | None) -> int:
     seal = given_seal(token_file)
     around = surroundings()
     spec = absolute(load_spec(spec_path, overrides, around.fallbacks))
+    return begin(spec, Path(spec_path).parent, as_json, node_rank, around, seal)
+
+
+def begin(
+    spec: Spec, spec_folder: Path, as_json: bool, node_rank: int | None, around: Surroundings, seal: Seal | None,
+    *, again: bool = False,
+) -> int:  # fmt: skip
+    """Train by a spec that was read, with its data paths made absolute. Returns the exit code, raises Refused.
+
+    `again`: a run that was cut off before anything was stored may be in the folder.
+    """
     check_supported(spec)
     node = place_of_this(spec, node_rank, around)
     tell_place(spec, node, around, talk(as_json))
     if node > 0:
-        return join(spec, Path(spec_path).parent, node, as_json, seal)
+        return join(spec, spec_folder, node, as_json, seal)
     folder = RunDir(Path(spec.output_dir).absolute())
-    folder.root.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
         if not again:
             _refuse_used(folder, spec)
-        info = fresh_identity(folder, spec, Path(spec_path).parent)
+        info = fresh_identity(folder, spec, spec_folder)
         return train(folder, spec, info, Start([], [], "beginning at step 0"), talk(as_json), as_json, seal)
 
 

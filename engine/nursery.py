@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from ..tiers import faults
 from .forks import LAUNCHER, ROOM, ROOM_VARIABLE, die_with_parent
-from .standin import FORKED, FORWARDED, LENGTH, STATUS, receive
+from .standin import FORKED, FORWARDED, LENGTH, STATUS, as_text, receive
 
 IMPORTED = ("dtrain.engine.worker", "torch._dynamo")  # the first optimizer imports the second, 0.8 s
 REQUEST_TIMEOUT_S = 10.0
@@ -138,10 +138,12 @@ class Nursery:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             gc.unfreeze()
             os.environ.clear()
-            os.environ.update(request["environment"], **{LAUNCHER: str(launcher)})
-            os.chdir(request["folder"])
-            sys.argv = ["dtrain.engine.worker", *request["command"]]
-            sys.orig_argv = [sys.executable, *WORKER_COMMAND, *request["command"]]
+            os.environ.update({as_text(key): as_text(value) for key, value in request["environment"].items()})
+            os.environ[LAUNCHER] = str(launcher)
+            os.chdir(as_text(request["folder"]))
+            command = [as_text(word) for word in request["command"]]
+            sys.argv = ["dtrain.engine.worker", *command]
+            sys.orig_argv = [sys.executable, *WORKER_COMMAND, *command]
             show(sys.orig_argv)
             faults.begin_anew()
             from . import worker  # it is there already
@@ -162,12 +164,12 @@ def show(words: list[str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arguments, arguments_end, variables = (int(fields[at]) for at in (45, 46, 47))
     size = arguments_end - arguments
-    ctypes.memmove(arguments, "\0".join(words).encode()[: size - 1].ljust(size, b"\0"), size)
+    ctypes.memmove(arguments, os.fsencode("\0".join(words))[: size - 1].ljust(size, b"\0"), size)
     room = ROOM_VARIABLE.encode() + b"=" + ROOM
     at = Path("/proc/self/environ").read_bytes().find(room)
     if at >= 0:
         place = [f"{key}={os.environ[key]}" for key in PLACE if key in os.environ]
-        ctypes.memmove(variables + at, "\0".join([*place, "_="]).encode().ljust(len(room)), len(room))
+        ctypes.memmove(variables + at, os.fsencode("\0".join([*place, "_="])).ljust(len(room)), len(room))
 
 
 def _signal_group(pid: int, number: int) -> None:

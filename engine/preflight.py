@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ from ..tiers.layout import RunDir
 from ..tiers.memory import PEER_SLOTS, SLOTS, TMPFS, MemoryDir
 from ..tiers.replicas import REPLICA_SLOTS
 from .room import check_room
+
+OWN_FILES, RANK_FILES = 8, 12
+"""In memory: the folder, its owner, the drainer's files; the counter of a rank, and what it has of three slots."""
 
 
 class MissingResource(Exception):
@@ -43,7 +47,21 @@ def _devices(spec: Spec) -> Iterator[str]:
         )
 
 
+def _names(spec: Spec) -> Iterator[str]:
+    """Counters, slots with their records and marks are files; a tmpfs has room for so many and no more."""
+    needed = OWN_FILES + RANK_FILES * spec.cluster.workers_per_node
+    info = os.statvfs(TMPFS)
+    if info.f_files and info.f_favail < needed:
+        yield (
+            f"snapshots need {needed} files in {TMPFS}, free are {info.f_favail}; "
+            f"make room for more (mount -o remount,nr_inodes=… {TMPFS})"
+        )
+
+
 def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
+    if not TMPFS.is_dir():
+        return  # who makes the folder there says so
+    yield from _names(spec)
     if not spec.tiers or plan.model.state_bytes is None:
         return
     replicas = spec.peer_tier.replicas if spec.peer_tier is not None else 0

@@ -11,6 +11,7 @@ from ..planners.plan import Plan
 from ..planners.schedule import files_each, held_at_most
 from ..specs.models import Spec
 from ..specs.places import DiskTier, ObjectTier
+from ..tiers.access import nearest, unusable
 from ..tiers.layout import RunDir, parse_version, unfinished
 from ..tiers.places import place_of
 from ..tiers.store import StoreError, open_store
@@ -89,10 +90,10 @@ def check_room(spec: Spec, plan: Plan, run: RunDir) -> Room:
         if folder is None:
             problems += _cannot_open(tier, run)
             continue
-        existing = _nearest(folder)
-        if existing is None or not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-            place = "a folder above it" if existing is None else existing
-            problems.append(f"the {tier.type} tier's folder {folder} cannot be written ({place} does not allow it)")
+        existing = nearest(folder)
+        if (why := unusable(folder)) is not None:
+            key = "path" if isinstance(tier, DiskTier) else "url"
+            problems.append(f"the {tier.type} tier's folder {folder} cannot be used: {why}; give another {key}")
         elif plan.model.state_bytes is not None:
             beside = RANK_BYTES * spec.world_size + TENSOR_BYTES * (plan.model.tensors or 0)
             one = _Amount(plan.model.state_bytes + beside, files_each(tier, spec.world_size))
@@ -127,14 +128,6 @@ def _cannot_open(tier: DiskTier | ObjectTier, run: RunDir) -> Iterator[str]:
         yield f"the {tier.type} tier cannot be used: {error}"
 
 
-def _nearest(folder: Path) -> Path | None:
-    """The folder itself or the nearest above it that is there; None when we may not even look."""
-    try:
-        return next(path for path in (folder, *folder.parents) if path.exists())
-    except OSError:
-        return None
-
-
 def _need(tier: DiskTier | ObjectTier, one: _Amount, most: int, folder: Path, existing: Path) -> _Need:
     """Look at what is there of a tier that takes `one` for a checkpoint and holds `most` of them."""
     held, leftovers = _Amount(0, 0), _Amount(0, 0)
@@ -164,8 +157,7 @@ def _compare(needs: list[_Need]) -> tuple[list[str], list[str]]:
     nothing = _Amount(0, 0)
     one, most = sum((need.one for need in needs), nothing), sum((need.most for need in needs), nothing)
     held = sum((need.held for need in needs), nothing)
-    where = _nearest(needs[0].folder)
-    assert where is not None
+    where = nearest(needs[0].folder)
     free = _free(where, sum((need.leftovers for need in needs), nothing))
     who = " and ".join(f"the {need.tier} tier in {need.folder}" for need in needs)
     verb = "needs" if len(needs) == 1 else "need"

@@ -33,7 +33,8 @@ def stand_in(name: str, command: list[str]) -> NoReturn:
         link.send(bytes([number]))
 
     folder = os.getcwd()  # noqa: PTH109  # pathlib takes as long to import as all the rest here
-    request = {"command": command, "environment": dict(os.environ), "folder": folder}
+    surroundings = {as_bytes(key): as_bytes(value) for key, value in os.environ.items()}
+    request = {"command": [*map(as_bytes, command)], "environment": surroundings, "folder": as_bytes(folder)}
     data = json.dumps(request).encode()
     socket.send_fds(link, [LENGTH.pack(len(data))], [1])
     link.sendall(data)
@@ -50,6 +51,16 @@ def stand_in(name: str, command: list[str]) -> NoReturn:
         os.kill(os.getpid(), -code)
         signal.pause()
     os._exit(code)
+
+
+def as_bytes(text: str) -> str:
+    """A name of the system, one character a byte: isolated, we may read names in another encoding than the nursery."""
+    return os.fsencode(text).decode("latin-1")
+
+
+def as_text(name: str) -> str:
+    """What `as_bytes` was given, as this process reads it."""
+    return os.fsdecode(name.encode("latin-1"))
 
 
 def receive(link: socket.socket, size: int) -> bytes:

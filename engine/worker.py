@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -38,6 +39,7 @@ from .snapshot import Snapshots
 from .state import StateError
 from .step import Progress, TrainingDiverged, diverged, settle, train_step
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 OTHER_DATA = "dataset, held-out part or seed in the spec are not the checkpoint's"
 FINAL_ERRORS: dict[type[BaseException], Code] = {
     NothingUsable: Code.DAMAGED,
@@ -264,7 +266,9 @@ def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
 
 
 def exit_code_of(error: Exception) -> Code:
-    """The exit code that tells how a worker ended."""
+    """The exit code that tells how a worker ended; where it found no room, whoever it was, that is what is missing."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return Code.MISSING_RESOURCE
     return next((code for kind, code in FINAL_ERRORS.items() if isinstance(error, kind)), Code.FAILED)
 
 

@@ -1,7 +1,11 @@
 """What `resume` finds out before anything is started: who the run is, and what it goes on from."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,15 @@ from dtrain.cli.train import Start
 from dtrain.specs.codes import Code
 from dtrain.specs.load import spec_to_json
 from dtrain.specs.models import Spec
-from dtrain.tiers.jsonfile import dumps, read, replace
+from dtrain.tiers.drainer import DrainJob
+from dtrain.tiers.faults import fail_at
+from dtrain.tiers.jsonfile import append_event, dumps, read, replace
 from dtrain.tiers.layout import RunDir, Version
+from dtrain.tiers.lock import FileLock
 from dtrain.tiers.places import keep_former
 from dtrain.tiers.store import Place as Where
 from dtrain.tiers.tier import disk_tier, open_tier
+from dtrain.tiers.writer import TierJob
 
 
 @dataclass
@@ -169,6 +177,27 @@ def test_a_url_outside_the_spec_is_found_by_itself(run: Run, trained: Trained) -
     assert trained.begun == (RUN_ID, 1, 30, "object")
 
 
+def test_row_43_a_save_under_way_is_waited_for(run: Run, trained: Trained) -> None:
+    """The launcher was killed; its drainer still carries step 30 when somebody resumes."""
+    run.store(10)
+    snapshot(run.store_memory(20), 30, slot=2)
+    job = run.own.path / "drainer.json"
+    tiers = (TierJob(Where("disk", str(run.root)), 2),)
+    job.write_bytes(DrainJob(str(run.run.root), str(run.own.path), RUN_ID, tiers).to_bytes())
+    environment = {**os.environ, "DTRAIN_FAULT": fail_at(None, None, "drain.*", kind="slow", attempt=None)}
+    command = [sys.executable, "-m", "dtrain.tiers.drainer", str(job)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment) as drainer:
+        while not run.own.drainer_lock.exists() or FileLock(run.own.drainer_lock).holder_pid() != drainer.pid:
+            assert drainer.poll() is None
+            time.sleep(0.01)
+        ended = dtrain("resume", run.run.root)
+        assert drainer.wait(timeout=20) == 0
+    assert ended.code == 0, ended.err
+    assert "waiting for the drainer of the run before" in ended.out
+    assert trained.begun == (RUN_ID, 1, 30, "disk")
+    assert not run.own.path.exists()
+
+
 def test_a_tier_that_is_no_longer_in_the_spec_is_still_looked_into(run: Run, trained: Trained) -> None:
     run.store(30)
     ended = dtrain("resume", run.run.root, "tiers=[{type: memory}, {type: disk, path: elsewhere}]")
@@ -269,6 +298,55 @@ def test_what_says_only_how_the_same_is_computed_needs_no_word(run: Run, trained
     ended = dtrain("resume", edited(run, SAME[name]))
     assert ended.code == 0, ended.err
     assert "changed: " in ended.out + ended.err
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "not yet said to be"])
+def test_a_complete_run_says_so_and_never_that_it_is_another_now(run: Run, trained: Trained, finished: bool) -> None:
+    run.store(200)
+    if finished:
+        append_event(run.run.events, "finished", 200, 1, steps=200)
+        complete = dtrain("resume", run.run.root, "tiers=[{type: memory}, {type: disk, keep: 1}]")
+        assert complete.code == 0
+        assert "already complete at step 200" in complete.out
+    before = run.run.spec.read_bytes()
+    for words in (["training.optimizer.lr=0.5"], ["model.n_layers=2", "max_steps=200"]):
+        refused = dtrain("resume", run.run.root, *words)
+        assert refused.code == Code.BAD_SPEC, refused.out
+        assert "the run is complete at step 200" in refused.err
+        assert words[0].partition("=")[0] in refused.err
+        assert "larger max_steps" in refused.err
+    assert run.run.spec.read_bytes() == before
+    assert not trained.starts
+    assert dtrain("resume", run.run.root, "training.optimizer.lr=0.5", "max_steps=300").code == 0
+
+
+READERS: dict[str, list[str]] = {
+    "validate": ["validate"], "plan": ["plan"], "run": ["run"], "resume": ["resume"],
+    "run --or-resume": ["run", "--or-resume"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("name", READERS)
+def test_a_spec_is_read_once_so_that_it_may_come_from_a_pipe(
+    run: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, name: str, begun: bool
+) -> None:
+    monkeypatch.setattr("dtrain.cli.run.train", trained)
+    if begun:
+        run.store(10)
+        append_event(run.run.events, "committed", 10, 1, tier="disk")
+    text = spec_file(run, {"type": "memory"}, {"type": "disk"}).read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    try:
+        ended = dtrain(*READERS[name], f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+    expected = {("run", True): Code.BAD_SPEC, ("resume", False): Code.DAMAGED}.get((name, begun), Code.DONE)
+    assert ended.code == expected, ended.err
+    trains = expected == Code.DONE and name not in ("validate", "plan")
+    assert [start.fresh for start in trained.starts] == [not begun] * trains
 
 
 def test_row_76_a_lost_folder_is_no_way_round_the_question(run: Run, trained: Trained) -> None:

@@ -36,7 +36,7 @@ def test_ranks_share_no_sample_within_an_epoch(world: int) -> None:
     assert sum(len(set(one)) for one in ranks) == len(set().union(*ranks)) == GLOBAL
 
 
-def test_an_epoch_is_covered_when_every_step_begins_anew() -> None:
+def test_row_80_an_epoch_is_covered_when_every_step_begins_anew() -> None:
     """Row 80: a run killed after every step, its world changed at each restart."""
     seen: list[int] = []
     for step in range(25):
@@ -47,13 +47,22 @@ def test_an_epoch_is_covered_when_every_step_begins_anew() -> None:
     assert all(stream.count(i) == 25 * GLOBAL // 50 for i in range(50))
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_row_83_every_rank_has_as_many_full_passes_whatever_the_data_divide_by(world: int) -> None:
+    """509 samples are no multiple of anything: the stream has no end at which one rank would have a batch more."""
+    ranks = [batches(rank, world, 4, samples=509) for rank in range(world)]
+    for step in range(2 * 509 // GLOBAL):
+        passes = [[len(one.sample_ids(step * GLOBAL, m)) for m in range(GLOBAL // (4 * world))] for one in ranks]
+        assert passes == [[4] * (GLOBAL // (4 * world))] * world
+
+
 def test_the_batch_holds_the_samples_in_their_order() -> None:
     one = batches(rank=1, world=2)
     assert torch.equal(one.get(32, 1), points(50).values[one.sample_ids(32, 1)])
 
 
 @pytest.mark.parametrize("samples", [1, 15])
-def test_less_data_than_a_batch_is_refused(samples: int) -> None:
+def test_row_82_less_data_than_a_batch_is_refused(samples: int) -> None:
     """Row 82: no epoch of zero steps."""
     with pytest.raises(DataError, match=rf"has {samples} samples, fewer than training.global_batch_size 16"):
         batches(samples=samples)

@@ -113,7 +113,7 @@ def job_of(ranks: MakeRanks, optimizer: str) -> tuple[TrainState, Ranks]:
     return state, job
 
 
-def test_a_thousand_of_a_thousand_snapshots_are_those_of_their_boundary(
+def test_rows_41_and_42_a_thousand_of_a_thousand_snapshots_are_those_of_their_boundary(
     memory: MemoryDir, ranks: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gathered at the boundary, as tiny tensors are, or put together in the windows, as larger ones are."""
@@ -152,7 +152,7 @@ def test_what_the_optimizer_begins_to_keep_later_is_refused_and_not_left_out(
     assert max(memory.whole()).step == 1
 
 
-def test_two_thousand_saves_take_no_more_memory_and_no_more_files(memory: MemoryDir, ranks: MakeRanks) -> None:
+def test_row_44_two_thousand_saves_take_no_more_memory_and_no_more_files(memory: MemoryDir, ranks: MakeRanks) -> None:
     """The first save is as any other: everything is made before it."""
     _, job = job_of(ranks, "adamw")
     (member,) = job.members

@@ -96,7 +96,7 @@ def test_when_slow_wait_training_waits_for_the_drainer_and_every_due_step_reache
     (2.1, 2, [2, 4, 8, 10]),
     (4.5, 2, [2, 8]),
 ])  # fmt: skip
-def test_when_slow_skip_every_step_that_the_tier_has_time_for_reaches_it_and_training_never_waits(
+def test_row_37_when_slow_skip_every_step_that_the_tier_has_time_for_reaches_it_and_training_never_waits(
     memory: MemoryDir, ranks: MakeRanks, world: int, write: float, every: int, carried: list[int]
 ) -> None:
     """Times are in steps: a snapshot is whole 0.8 after its update, the ranks look at the drainer when a step ends."""

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from tests.engine.build import CPU, RUN_ID, Plain, Tied, content, in_memory, job_spec, scramble, state_of, update
+from tests.engine.build import (
+    CPU,
+    RUN_ID,
+    Plain,
+    Tied,
+    content,
+    in_memory,
+    job_spec,
+    points,
+    scramble,
+    state_of,
+    update,
+)
 from tests.engine.conftest import MakeRanks
 from tests.engine.test_step import Run
 from torch import Tensor, nn
@@ -77,6 +91,38 @@ def test_row_56_a_later_end_stretches_the_schedule_from_the_next_step_on(begin: 
     rates = [learning_rate(step, spec.optimizer.lr, spec.scheduler, 20) for step in range(7, 21)]
     assert [m["lr"] for m in longer.metrics] == rates
     assert name in ("constant", "warm-up") or rates[0] > first.metrics[-1]["lr"] * 0.5
+
+
+class Noisy(points):
+    """Samples with noise from each of the generators that people draw theirs from."""
+
+    drawn: ClassVar[list[tuple[float, ...]]] = []
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = (random.random(), float(np.random.rand()), float(torch.rand(())))
+        Noisy.drawn.append(noise)
+        return super().__getitem__(index) + torch.tensor([*noise, 0.0])
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_row_85_what_data_draw_is_never_drawn_again_and_goes_on_where_it_was(begin: Begin, stop: int) -> None:
+    """16 samples in an epoch: each is drawn for anew in every one, and after a resume as without it."""
+    job = {"dataset": {"type": "python", "entry": "tests.engine.test_cases:Noisy", "kwargs": {"samples": 16}}}
+    whole = begin(**job)
+    Noisy.drawn.clear()
+    whole.train(6)
+    drawn = [*Noisy.drawn]
+    assert len(drawn) == 6 * 16
+    for generator in zip(*drawn, strict=True):
+        assert len(set(generator)) == len(drawn)
+    first = begin(**job)
+    first.train(stop)
+    again = begin(2, **job)
+    again.restore(stop)
+    Noisy.drawn.clear()
+    again.train(6)
+    assert Noisy.drawn == drawn[stop * 16 :]
+    assert again.losses == whole.losses[stop:]
 
 
 @pytest.mark.parametrize("stop", range(1, 6))

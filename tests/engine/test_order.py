@@ -64,7 +64,7 @@ def test_each_epoch_has_every_sample_once_across_its_borders(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 20, 33])
-def test_begun_anywhere_it_is_the_tail_of_the_whole(size: int) -> None:
+def test_rows_78_79_80_begun_anywhere_it_is_the_tail_of_the_whole(size: int) -> None:
     """Rows 78 to 80: no order of epoch 0 after a resume, nothing skipped, nothing seen twice."""
     stream = samples_at(0, 5 * size, size, seed=7)
     for first in range(3 * size):

@@ -173,8 +173,8 @@ def test_a_folder_that_cannot_be_written_is_refused_for_every_tier(tmp_path: Pat
     path, far = f"{tmp_path}/file/checkpoints", f"file://{tmp_path}/file/far"
     lines = Job(tmp_path, DISK | {"path": path}, {"type": "object", "url": far}).refusal().splitlines()
     assert lines == [
-        f"the disk tier's folder {path} cannot be written ({tmp_path}/file does not allow it)",
-        f"the object tier's folder {tmp_path}/file/far cannot be written ({tmp_path}/file does not allow it)",
+        f"the disk tier's folder {path} cannot be used: {tmp_path}/file is no folder; give another path",
+        f"the object tier's folder {tmp_path}/file/far cannot be used: {tmp_path}/file is no folder; give another url",
     ]
 
 
@@ -198,7 +198,9 @@ def test_a_bucket_without_its_package_is_refused_with_what_to_install(
     assert job.refusal().endswith("pip install 'dtrain[object]'")
 
 
-def test_too_little_memory_for_the_snapshots_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_38_and_52_too_little_memory_for_snapshots_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job(tmp_path, {"type": "memory"})
     needed = 3 * (job.plan.model.state_bytes or 0)
     usage = SimpleNamespace(free=needed - 1)
@@ -207,6 +209,27 @@ def test_too_little_memory_for_the_snapshots_is_refused(tmp_path: Path, monkeypa
     usage.free += 1
     job.preflight()
     Job(tmp_path).preflight()
+
+
+def test_row_38_a_tmpfs_without_room_for_more_files_is_refused(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = preflight_module.OWN_FILES + 2 * preflight_module.RANK_FILES
+    real = os.statvfs
+
+    def few(path: object) -> object:
+        if str(path) == str(TMPFS):
+            return SimpleNamespace(
+                f_files=100, f_favail=files, f_bavail=2**30, f_blocks=2**30, f_bfree=2**30, f_frsize=1
+            )
+        return real(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "statvfs", few)
+    for tiers in ([], [{"type": "memory"}]):
+        job, files = Job(tmp_path, *tiers), needed - 1
+        assert f"snapshots need {needed} files in /dev/shm, free are {files}; " in job.refusal()
+        files = needed
+        job.preflight()
 
 
 REAL = """
@@ -233,7 +256,7 @@ print(*room.problems, *room.warnings, sep="\\n")
         ("size=64m", ""),
         ("size=64m,nr_inodes=6", "room for one checkpoint: 8 files, free are 5"),
         ("size=64m,nr_inodes=16", "more room before the run is over: 20 files, free are 15"),
-        ("size=64m,ro", "cannot be written"),
+        ("size=64m,ro", "lies on a file system that is mounted read-only; give another path"),
     ],
 )
 def test_a_real_file_system_is_measured(tmp_path: Path, options: str, words: str) -> None:

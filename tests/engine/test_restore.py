@@ -461,7 +461,7 @@ def test_when_all_are_damaged_nothing_is_usable_and_all_are_listed(memory: Memor
     assert "step 9 (attempt 1) is no longer whole" in lines[3]
 
 
-def test_what_another_rank_cannot_read_is_passed_over_here_too(memory: MemoryDir, ranks: MakeRanks) -> None:
+def test_row_47_what_another_rank_cannot_read_is_passed_over_here_too(memory: MemoryDir, ranks: MakeRanks) -> None:
     """Row 47: one version for all ranks."""
     state = state_of(Plain())
     job = ranks(state, 2)

@@ -179,7 +179,7 @@ def test_a_dtype_without_a_tag_is_refused_by_name(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPE_TAGS, ids=str)
-def test_bytes_are_the_row_major_bytes(dtype: torch.dtype) -> None:
+def test_row_50_bytes_are_the_row_major_bytes(dtype: torch.dtype) -> None:
     """Row 50: no detour over a library that lacks the dtype."""
     raw = bytes(range(2)) * 48 if dtype == torch.bool else random.randbytes(96)
     flat = torch.frombuffer(bytearray(raw), dtype=dtype)

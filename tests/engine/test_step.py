@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -385,6 +386,26 @@ def test_a_stop_signal_is_acted_on_at_the_end_of_the_step(begin: Begin) -> None:
     assert not train_step(run.parts, run.context, run.progress, None).stop
 
 
+def test_row_87_a_child_of_a_worker_only_sets_a_flag_of_its_own(begin: Begin, memory: MemoryDir) -> None:
+    """Loaders of people's own fork: told to stop with the whole group, a child neither saves nor ends the rank."""
+    run = begin()
+    flag = run.context.stop
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    try:
+        flag.install()
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(7 if flag.is_set else 1)
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert os.waitstatus_to_exitcode(status) == 7, "it went on, and left with a code of its own"
+    assert not flag.is_set
+    assert memory.whole() == {}
+
+
 def test_data_smaller_than_a_batch_are_refused_when_the_parts_are_put_together(begin: Begin) -> None:
     dataset = {"type": "python", "entry": "tests.engine.build:points", "kwargs": {"samples": 15}}
     with pytest.raises(DataError, match="15 samples"):
@@ -447,6 +468,8 @@ def test_the_device_that_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
         (DataError("x"), Code.BAD_SPEC),
         (UserCodeError("x"), Code.BAD_SPEC),
         (TrainingDiverged("x"), Code.FAILED),
+        (OSError(errno.ENOSPC, "no room", "/a/cache/of/a/person's/own"), Code.MISSING_RESOURCE),
+        (OSError(errno.EACCES, "denied", "x"), Code.FAILED),
         (MemoryError("x"), Code.FAILED),
         (RuntimeError("x"), Code.FAILED),
     ],

@@ -40,7 +40,7 @@ def test_every_fault_point_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("where", WORKERS)
-def test_a_worker_killed_again_and_again(where: str, job: Job, oracle: Job) -> None:
+def test_row_49_a_worker_killed_again_and_again(where: str, job: Job, oracle: Job) -> None:
     deaths = WORKERS[where]
     faults = [fail_at(rank, step, point, attempt=1 + at) for at, (point, rank, step) in enumerate(deaths)]
     ended = job.do("run", "spec.yaml", fault=";".join(faults))
@@ -157,7 +157,7 @@ def test_what_stands_between_launcher_and_workers_is_stopped(module: str, job: J
     job.assert_nothing_left()
 
 
-def test_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, oracle: Job) -> None:
+def test_row_1_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, oracle: Job) -> None:
     """As after a power cut: the memory is gone, the newest checkpoint on disk has no manifest."""
     from dtrain.tiers.memory import memory_dir
 
@@ -232,7 +232,7 @@ def test_drainers_that_always_die_do_not_stop_training(job: Job, oracle: Job) ->
     job.assert_nothing_left()
 
 
-def test_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
+def test_row_38_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
     from dtrain.tiers.memory import memory_dir
 
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(4, 9))

@@ -151,7 +151,7 @@ def test_every_spelling_of_the_table_is_advised_on_everywhere(key: str) -> None:
          "did you mean `bandwidth`"),
     ],
 )  # fmt: skip
-def test_an_unknown_key_in_a_block_is_advised_on(desk: Desk, old: str, new: str, key: str, hint: str) -> None:
+def test_row_110_an_unknown_key_in_a_block_is_advised_on(desk: Desk, old: str, new: str, key: str, hint: str) -> None:
     problem = desk.problem(changed((old, new)))
     assert (problem.key, problem.message) == (key, "unknown key")
     assert hint in (problem.hint or "")

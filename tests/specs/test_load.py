@@ -140,7 +140,7 @@ MISFITS: list[tuple[str, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "key", "message", "value"), MISFITS)
-def test_a_value_of_the_wrong_kind_is_said_in_words(
+def test_row_114_a_value_of_the_wrong_kind_is_said_in_words(
     desk: Desk, old: str, new: str, key: str, message: str, value: str
 ) -> None:
     problem = desk.problem(changed((old, new)))
@@ -176,14 +176,14 @@ def test_a_remedy_is_given_where_the_meaning_is_plain(desk: Desk, old: str, new:
 
 
 @pytest.mark.parametrize("written", ["no", "010", "3.10", "1e5", "true", "0x1F", "1_000", "2024-01-31", "off"])
-def test_text_keys_take_the_text_as_it_is_written(desk: Desk, written: str) -> None:
+def test_row_111_text_keys_take_the_text_as_it_is_written(desk: Desk, written: str) -> None:
     text = changed(("name: t", f"name: {written}"), ("runs/t", written))
     spec = desk.load(text)
     assert (spec.name, spec.output_dir) == (written, written)
 
 
 @pytest.mark.parametrize("written", ["1e-4", "5E-4", "1E-4", "1e5", "1.0e4", "1", ".5", "0.00001", "010"])
-def test_number_keys_take_every_spelling_of_a_number(desk: Desk, written: str) -> None:
+def test_row_107_number_keys_take_every_spelling_of_a_number(desk: Desk, written: str) -> None:
     optimizer = desk.load(changed(("lr: 1e-3", f"lr: {written}"))).training.optimizer
     assert optimizer.lr == float(written)
     assert type(optimizer.lr) is float
@@ -315,7 +315,7 @@ def test_a_path_that_cannot_be_one_is_named() -> None:
 
 
 @pytest.mark.parametrize("lr", ["0.00001", "1e-05", "3e-4", "1", "123456789.125"])
-def test_a_stored_copy_reads_back_equal(desk: Desk, lr: str, tmp_path: Path) -> None:
+def test_row_108_a_stored_copy_reads_back_equal(desk: Desk, lr: str, tmp_path: Path) -> None:
     text = changed(("lr: 1e-3", f"lr: {lr}"), ("device: cpu", "heartbeat_timeout: 500ms, mtbf: {node: 30d}"))
     spec = desk.load(text)
     stored = json.dumps(spec_to_json(spec))

@@ -131,7 +131,7 @@ TRAPS: dict[str, tuple[str | bytes, int | None, int | None, str, str]] = {
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_a_trap_of_the_text_is_one_clear_problem(desk: Desk, name: str) -> None:
+def test_row_113_a_trap_of_the_text_is_one_clear_problem(desk: Desk, name: str) -> None:
     text, line, column, message, hint = TRAPS[name]
     problem = desk.problem(text)
     assert (problem.line, problem.column) == (line, column)
@@ -182,7 +182,7 @@ ONE_FAULT: dict[str, tuple[str, int, int, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ONE_FAULT)
-def test_a_fault_in_an_otherwise_right_spec_stands_alone(desk: Desk, name: str) -> None:
+def test_rows_109_and_113_a_fault_in_an_otherwise_right_spec_stands_alone(desk: Desk, name: str) -> None:
     text, line, column, key, message = ONE_FAULT[name]
     problem = desk.problem(text)
     assert (problem.line, problem.column, problem.key) == (line, column, key)
@@ -231,7 +231,7 @@ def most_memory() -> int:
         ("#" * (MAX_BYTES + 1), "larger than 1 MiB"),
     ],
 )
-def test_bombs_are_refused_fast_and_in_little_memory(desk: Desk, text: str, message: str) -> None:
+def test_row_113_bombs_are_refused_fast_and_in_little_memory(desk: Desk, text: str, message: str) -> None:
     before, start = most_memory(), time.process_time()
     assert message in desk.problem(text).message
     assert time.process_time() - start < 1

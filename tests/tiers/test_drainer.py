@@ -65,7 +65,9 @@ def test_snapshots_that_are_not_pinned_stay_in_memory(place: Place) -> None:
 
 
 @pytest.mark.parametrize("point", DRAIN_POINTS)
-def test_killed_at_any_point_the_older_step_stays_and_the_next_drainer_finishes(place: Place, point: str) -> None:
+def test_rows_1_and_12_killed_anywhere_the_older_step_stays_and_the_next_drainer_finishes(
+    place: Place, point: str
+) -> None:
     for step in (5, 6):
         place.store(step)
     snapshot(place.memory, 10, slot=1, drain=True)

@@ -210,7 +210,7 @@ def test_an_operation_that_fails_loses_nothing_and_leaves_nothing(
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize("end", ["kill", "exit"])
-def test_a_process_that_ends_at_any_operation_loses_nothing_and_leaves_nothing(
+def test_row_16_a_process_that_ends_at_any_operation_loses_nothing_and_leaves_nothing(
     kind: str, end: str, memory: Path, snapshots: Snapshots
 ) -> None:
     at, ended = 0, True

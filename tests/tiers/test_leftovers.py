@@ -98,7 +98,7 @@ def test_what_a_live_run_holds_is_passed_over(run: RunDir, snapshots: MemoryDir)
 
 
 @pytest.mark.parametrize("young", [True, False])
-def test_a_folder_without_anything_in_it_goes_once_nobody_can_be_making_it(run: RunDir, young: bool) -> None:
+def test_row_38_a_folder_without_anything_in_it_goes_once_nobody_can_be_making_it(run: RunDir, young: bool) -> None:
     path = memory.TMPFS / f"dtrain-{os.getuid()}-0123456789abcdef"
     path.mkdir()
     if not young:

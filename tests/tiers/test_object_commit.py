@@ -82,7 +82,7 @@ def test_trouble_that_passes_ends_in_a_whole_checkpoint(
 
 
 @pytest.mark.parametrize("script", FAILS.values(), ids=FAILS.keys())
-def test_trouble_that_lasts_ends_in_an_error_and_no_checkpoint(
+def test_row_33_trouble_that_lasts_ends_in_an_error_and_no_checkpoint(
     script: list[dict[str, Any]], server: str, proxy: Proxy, prefix: str, place: Place
 ) -> None:
     tier = open_tier(place_at(proxy.endpoint, prefix), RUN_ID).fenced()

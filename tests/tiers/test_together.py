@@ -101,7 +101,7 @@ def test_every_node_adds_its_shards_and_node_0_commits(place: Place, tmp_path: P
     assert {path.name for path in folder.iterdir()} == expected
 
 
-def test_a_node_that_is_slow_between_two_operations_leaves_nothing_in_the_checkpoint(
+def test_row_35_a_node_that_is_slow_between_two_operations_leaves_nothing_in_the_checkpoint(
     place: Place, tmp_path: Path
 ) -> None:
     """Its part is seen before the name that it was written under is gone."""
@@ -118,7 +118,7 @@ def test_a_node_that_is_slow_between_two_operations_leaves_nothing_in_the_checkp
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_a_node_whose_disk_is_not_the_shared_one_is_told_of_it(place: Place, tmp_path: Path) -> None:
+def test_row_11_a_node_whose_disk_is_not_the_shared_one_is_told_of_it(place: Place, tmp_path: Path) -> None:
     nodes = Nodes(place, tmp_path, "auto", patience_s=1)
     nodes.roots[1] = StorePlace("disk", str(tmp_path / "a disk of its own"))
     nodes.pin(10)
