@@ -32,6 +32,7 @@ from .identity import keep_identity
 from .refusal import Refused, tidied
 from .scheduler import endpoint_of
 from .token import own_seal
+from .view_format import human_percent, human_seconds
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
@@ -346,7 +347,18 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
         console.print(
             "note: no disk or object tier: nothing of the trained state is kept once the run has ended", highlight=False
         )
+    console.print(f"expected: {_expected(plan)}", soft_wrap=True)
     console.print(f"{start.words}; logs in {_short(run.logs)}")
+
+
+def _expected(plan: Plan) -> str:
+    """What a step takes and what of it checkpoints do; `dtrain plan` says where the figures come from."""
+    step_s, expected = plan.iteration.step_s, plan.expected
+    step = "a step of unknown length" if step_s is None else f"{human_seconds(step_s)} a step"
+    if not plan.tiers:
+        return step
+    allowed = f"allowed {human_percent(expected.budget)}"
+    return f"{step}, overhead of checkpoints {human_percent(expected.overhead)} ({allowed})"
 
 
 def _steps(every: int) -> str:
