@@ -18,7 +18,7 @@ model:                         # `type: python` with `entry: module:callable` tr
   n_heads: 4
   vocab_size: 256
 
-dataset:                       # `type: python` with `entry: module:callable` reads data of your own
+dataset:                       # or jsonl, tokens; `type: python` with `entry: module:callable` reads your own
   type: text
   path: "python:stdlib"        # a file, a folder, or Python's own source text
   seq_len: 128
