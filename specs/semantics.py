@@ -121,7 +121,8 @@ def _peer(view: View) -> Iterator[Finding]:
         others = "1 node, so there is no other one" if nodes == 1 else f"{nodes} nodes, so {nodes - 1} other ones"
         others = f"at the least {others}" if count is not None and count.elastic else others
         fewer = f"use {nodes - 1} or less, or" if nodes > 1 else "remove the tier, or use"
-        message = f"{replicas} other nodes are to get a copy, and the job has {others}"
+        wanted = "1 other node is" if replicas == 1 else f"{replicas} other nodes are"
+        message = f"{wanted} to get a copy, and the job has {others}"
         yield Finding(("tiers", at["peer"], "replicas"), message, f"{fewer} more nodes (cluster.nodes)")
     every = view.whole("tiers", at["peer"], "every")
     snapshots = view.whole("tiers", at["memory"], "every") if "memory" in at else None
