@@ -6,6 +6,8 @@ TEMPLATE = """\
 # A job for dtrain.    check it:  dtrain validate spec.yaml
 #                      plan it:   dtrain plan spec.yaml
 #                      run it:    dtrain run spec.yaml
+# Editors complete keys with `dtrain schema > dtrain.schema.json` and, as the first line of this file,
+# the comment  yaml-language-server: $schema=dtrain.schema.json
 name: my-run
 output_dir: runs/my-run        # of this one run; ~ and ${VAR} expand in paths
 seed: 0
