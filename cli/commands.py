@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .epilogs import epilog
 from .outlet import keep_going_without_output
 from .refusal import stop_at_once
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train with PyTorch from a YAML spec; every step is stored, and every fault ends in a restart.",
+    epilog=epilog(),
 )
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The job spec, a YAML file.")]
@@ -62,7 +64,7 @@ class TierType(StrEnum):
 WhichTier = Annotated[TierType | None, typer.Option("--tier", help="Look into this tier only.")]
 
 
-@app.command()
+@app.command(epilog=epilog("init"))
 def init(
     folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to write it.")] = ".",
 ) -> None:
@@ -72,7 +74,7 @@ def init(
     raise typer.Exit(work(folder))
 
 
-@app.command()
+@app.command(epilog=epilog("validate"))
 def validate(spec: SpecPath, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a spec, and nothing else."""
     from .validate import validate as work
@@ -80,7 +82,7 @@ def validate(spec: SpecPath, overrides: Overrides = None, as_json: Json = False)
     raise typer.Exit(work(spec, overrides or [], as_json))
 
 
-@app.command()
+@app.command(epilog=epilog("plan"))
 def plan(
     spec: SpecPath,
     overrides: Overrides = None,
@@ -95,7 +97,7 @@ def plan(
     raise typer.Exit(work(spec, overrides or [], as_json, profile))
 
 
-@app.command()
+@app.command(epilog=epilog("run"))
 def run(
     spec: SpecPath,
     overrides: Overrides = None,
@@ -127,7 +129,7 @@ def _cluster(nodes: str | None, rendezvous: str | None) -> list[str]:
     return [*wanted, *([f"cluster.rendezvous={rendezvous!r}"] if rendezvous is not None else [])]
 
 
-@app.command()
+@app.command(epilog=epilog("resume"))
 def resume(
     arguments: Annotated[
         list[str] | None,
@@ -169,7 +171,7 @@ def resume(
     )
 
 
-@app.command(name="ls")
+@app.command(name="ls", epilog=epilog("ls"))
 def list_checkpoints(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
     as_json: Json = False,
@@ -180,7 +182,7 @@ def list_checkpoints(
     raise typer.Exit(work(run_dir, as_json))
 
 
-@app.command()
+@app.command(epilog=epilog("inspect"))
 def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
     """Show what is in a checkpoint."""
     from .inspect import inspect as work
@@ -188,7 +190,7 @@ def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> No
     raise typer.Exit(work(target, as_json, tier))
 
 
-@app.command()
+@app.command(epilog=epilog("verify"))
 def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
     """Read every byte of every checkpoint and check its digests."""
     from .verify import verify as work
@@ -196,7 +198,7 @@ def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> Non
     raise typer.Exit(work(target, as_json, tier))
 
 
-@app.command()
+@app.command(epilog=epilog("prune"))
 def prune(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder or spec of the run.")],
     keep: Annotated[
@@ -217,7 +219,7 @@ def prune(
     raise typer.Exit(work(run_dir, Wanted(keep, keep_every, tier, dry_run), as_json))
 
 
-@app.command()
+@app.command(epilog=epilog("export"))
 def export(
     target: Target,
     out_dir: Annotated[str, typer.Argument(metavar="OUT_DIR", help="A folder that is new or empty.")],
@@ -234,7 +236,7 @@ def export(
     raise typer.Exit(work(target, out_dir, max_shard, as_json, tier, ema=ema))
 
 
-@app.command()
+@app.command(epilog=epilog("bench"))
 def bench(
     spec: SpecPath,
     overrides: Overrides = None,
@@ -249,7 +251,8 @@ def bench(
         int | None, typer.Option("--steps-per-block", min=1, help="Timed steps in a block; default: about a second.")
     ] = None,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw the figures (.png, .pdf, .svg); dtrain[plot].")
+        str | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the figures (.png, .pdf, .svg); needs dtrain\\[plot]."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -262,32 +265,38 @@ def bench(
     raise typer.Exit(work(spec, overrides or [], Options(methods, blocks, steps_per_block, plot), as_json))
 
 
-@app.command()
+@app.command(epilog=epilog("launch"))
 def launch(
     spec: SpecPath,
     to: Annotated[Starter, typer.Option("--to", help="What starts it.")],
     overrides: Overrides = None,
     nodes: Nodes = None,
-    time: Annotated[str | None, typer.Option("--time", help="slurm: longest time, as sbatch takes it.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="slurm: where it runs.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="slurm: longest time, such as 12:00:00.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition", metavar="NAME", help="slurm: where it runs.")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=0, help="slurm, k8s: with cluster.device cuda one per worker.")
     ] = None,
     cpus_per_node: Annotated[
         int | None, typer.Option("--cpus-per-node", min=1, help="slurm: cores of a node; default: the whole node.")
     ] = None,
-    image: Annotated[str | None, typer.Option("--image", help="k8s: image of the container, with dtrain.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="k8s: the container, with dtrain in it.")
+    ] = None,
     claim: Annotated[
         str | None,
         typer.Option("--claim", metavar="NAME[:PATH]", help="k8s: PersistentVolumeClaim of the runs, at /dtrain."),
     ] = None,
     hostfile: Annotated[
-        str | None, typer.Option("--hostfile", metavar="FILE", help="ssh: a host a line, the first is node 0.")
+        str | None, typer.Option("--hostfile", metavar="FILE", help="ssh: a host a line, node 0 first; default: hosts.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="k8s, ssh: where the nodes meet, on node 0.")
+        int | None, typer.Option("--port", min=1, max=65535, help="k8s, ssh: where the nodes meet; default: 29500.")
     ] = None,
-    output: Annotated[str | None, typer.Option("--output", metavar="FILE", help="Write it there.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="FILE", help="Write it there, not to stdout.")
+    ] = None,
 ) -> None:
     """Print what starts the job on several nodes: a script for Slurm or ssh, or YAML for Kubernetes."""
     from .launch import launch as work
@@ -297,7 +306,7 @@ def launch(
     raise typer.Exit(work(spec, overrides or [], to, wanted, output))
 
 
-@app.command()
+@app.command(epilog=epilog("schema"))
 def schema() -> None:
     """Print the JSON schema of the spec, for editors."""
     import json

@@ -27,7 +27,7 @@ _MIB = 2**20
 def manifest(job: Job) -> str:
     """The YAML, for kubectl apply."""
     if job.wanted.image is None:
-        raise Refused(Code.USAGE, "--image IMAGE: the container image of the pods, with dtrain in it")
+        raise Refused(Code.USAGE, "--to k8s needs --image IMAGE: the container image of the pods, with dtrain in it")
     if job.spec.disk_tier is not None and job.wanted.claim is None:
         raise Refused(
             Code.USAGE,

@@ -123,6 +123,6 @@ def _tidy() -> Iterator[None]:
 def _say(code: Code, message: str, as_json: bool, **details: Any) -> int:
     sys.stderr.write(f"{message}\n")
     if as_json:
-        document = {"status": "refused", "code": int(code), "message": message, **details}
+        document = {"status": "refused", "exit_code": int(code), "message": message, **details}
         sys.stdout.write(json.dumps(document) + "\n")
     return code

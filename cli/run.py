@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..specs.codes import Code
+from ..specs.datasets import TokenDataset
 from ..specs.load import load_spec
-from ..specs.models import Spec, TextDataset
+from ..specs.models import Spec
 from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
 from ..tiers.seal import Seal
@@ -60,7 +61,7 @@ def check_supported(spec: Spec) -> None:
     """Refuse what can be planned but not yet run."""
     own = spec.evaluation.dataset if spec.evaluation is not None else None
     for key, dataset, use in (("dataset", spec.dataset, "train on"), ("evaluation.dataset", own, "be judged by")):
-        if not isinstance(dataset, TextDataset) or dataset.path.startswith("python:"):
+        if not isinstance(dataset, TokenDataset) or dataset.path.startswith("python:"):
             continue
         data = Path(dataset.path).resolve()
         if Path(spec.output_dir).resolve().is_relative_to(data):

@@ -17,7 +17,7 @@ from ..tiers.memory import memory_dir
 from .tables import fitting
 from .view_events import describe_fault, evaluation_words
 from .view_figures import Figure, figures
-from .view_format import for_terminal, human_bytes, human_loss, human_ratio, human_seconds, near, plural
+from .view_format import for_terminal, human_bytes, human_count, human_loss, human_ratio, human_seconds, near, plural
 from .view_state import WARMUP_STEPS, RunState, number, version_of
 
 STYLES = {"finished": "bold green", "preempted": "bold yellow", "interrupted": "bold yellow", "failed": "bold red"}
@@ -33,7 +33,7 @@ def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome:
     """
     ascii_only = console.options.ascii_only
     console.print()
-    rows = [*_what_happened(state, outcome), *_checkpoints(state, outcome)]
+    rows = [*_what_happened(state, plan, outcome), *_checkpoints(state, outcome)]
     for label, value in rows:
         _print_row(console, label, value, ascii_only)
     if state.count:
@@ -60,6 +60,7 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
         "seconds": _finite(_seconds(state, outcome)),
         "lost_s": _finite(state.repeated_s + state.downtime_s),
         "loss": _finite(state.loss),
+        "tokens_per_s": _finite(state.series["tokens_per_s"].median),
         "evaluation": _evaluation(state),
         "totals": {key: _finite(value) for key, value in state.totals.items()},
         "figures": {
@@ -108,13 +109,14 @@ def status_of(state: RunState, outcome: Mapping[str, Any]) -> str:
     return "preempted" if state.preempted is not None else "failed"
 
 
-def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[str, Text]]:
+def _what_happened(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[tuple[str, Text]]:
     status = status_of(state, outcome)
     seconds = _seconds(state, outcome)
     took = f" in {human_seconds(seconds)}" if seconds is not None else ""
     loss = f", loss {human_loss(state.loss)}" if state.loss is not None else ""
+    loss += f", {pace}" if (pace := _pace(state, plan)) else ""
     head = {
-        "finished": f"{plural(state.step, 'step')}{took}{loss}",
+        "finished": f"{plural(state.step, 'step')}{_of_them(state)}{took}{loss}",
         "preempted": f"stopped when asked to, after step {state.step} of {state.max_steps}{took}{loss}",
         "interrupted": f"after step {state.step} of {state.max_steps}{took}{loss}",
     }.get(status, f"after step {state.step} of {state.max_steps}{took}{loss}")
@@ -132,6 +134,22 @@ def _what_happened(state: RunState, outcome: Mapping[str, Any]) -> list[tuple[st
         if state.committed:
             rows.append(("go on with", Text(f"dtrain resume --from latest {near(state.run_dir)}", style="bold")))
     return rows
+
+
+def _pace(state: RunState, plan: Mapping[str, Any]) -> str:
+    """Tokens per second, or samples where there are no tokens: the median over the steps."""
+    tokens, step_s = state.series["tokens_per_s"].median, state.series["step_s"].median
+    if tokens is not None:
+        return f"{human_count(tokens)} tok/s"
+    training = plan.get("training")
+    batch = number(training, "global_batch_size") if isinstance(training, Mapping) else None
+    return f"{batch / step_s:.1f} samples/s" if batch is not None and step_s else ""
+
+
+def _of_them(state: RunState) -> str:
+    """Say how many steps were made now, where an earlier start had made the others."""
+    made = state.count - state.repeated
+    return f", {made:,} of them now" if 0 < made < state.step else ""
 
 
 def _reason(state: RunState, outcome: Mapping[str, Any], status: str) -> list[str]:
@@ -234,7 +252,7 @@ def _footnote(state: RunState) -> str:
     count = state.series["step_s"].count
     return (
         f"measured: medians over {plural(count, 'step')} (the first {WARMUP_STEPS} of each attempt are left out); "
-        "overhead: all stall over all step time"
+        "overhead: stall and slower passes"
     )
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from ..planners.words import seers
 from ..specs.codes import Code
+from ..specs.datasets import Dataset, PythonDataset, TokenDataset
 from ..specs.load import spec_to_json
-from ..specs.models import PythonDataset, PythonModel, Spec, TextDataset
+from ..specs.models import PythonModel, Spec
 from ..tiers.fence import Taken
 from ..tiers.jsonfile import Unreadable, append_event, read, replace
 from ..tiers.layout import RunDir
@@ -32,6 +33,7 @@ from .identity import keep_identity
 from .refusal import Refused, tidied
 from .scheduler import endpoint_of
 from .token import own_seal
+from .view_format import human_percent, human_seconds
 
 if TYPE_CHECKING:
     from ..engine.forks import NurseryProcess
@@ -71,8 +73,8 @@ def absolute(spec: Spec) -> Spec:
     return spec.model_copy(update=found)
 
 
-def _absolute_data(dataset: TextDataset | PythonDataset) -> TextDataset | PythonDataset:
-    if not isinstance(dataset, TextDataset) or dataset.path.startswith("python:"):
+def _absolute_data(dataset: Dataset) -> Dataset:
+    if not isinstance(dataset, TokenDataset) or dataset.path.startswith("python:"):
         return dataset
     return dataset.model_copy(update={"path": str(Path(dataset.path).resolve())})
 
@@ -244,6 +246,9 @@ def _own_disk(run: RunDir, spec: Spec, run_id: str) -> Iterator[None]:
             stack.enter_context(disk_tier(run.disk(spec.disk_tier.path), run_id).lock())
         except Locked as error:
             raise Refused(Code.MISSING_RESOURCE, f"the disk tier's folder {error}; give each run its own") from error
+        except OSError as error:
+            words = f"the disk tier {run.disk(spec.disk_tier.path)} cannot be used: {error.strerror or error}"
+            raise Refused(Code.MISSING_RESOURCE, words) from error
         yield
 
 
@@ -346,7 +351,20 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
         console.print(
             "note: no disk or object tier: nothing of the trained state is kept once the run has ended", highlight=False
         )
+    console.print(f"expected: {_expected(plan)}", soft_wrap=True)
     console.print(f"{start.words}; logs in {_short(run.logs)}")
+
+
+def _expected(plan: Plan) -> str:
+    """What a step takes and what of it checkpoints do; `dtrain plan` says where the figures come from."""
+    step_s, expected = plan.iteration.step_s, plan.expected
+    if step_s is None:
+        return "nothing is known of the model before it has run (model.like says it, dtrain plan --profile measures it)"
+    step = f"{human_seconds(step_s)} a step"
+    if not plan.tiers:
+        return step
+    allowed = f"allowed {human_percent(expected.budget)}"
+    return f"{step}, overhead of checkpoints {human_percent(expected.overhead)} ({allowed})"
 
 
 def _steps(every: int) -> str:

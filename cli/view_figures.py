@@ -31,7 +31,7 @@ class Figure:
 
 def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
     """Return the figures in the order in which they are shown."""
-    iteration, expected, model = (_part(plan, key) for key in ("iteration", "expected", "model"))
+    iteration, model = (_part(plan, key) for key in ("iteration", "model"))
     passes = integer(iteration, "micro_batches")
 
     def timed(key: str, label: str, measured: float | None) -> Figure:
@@ -46,10 +46,25 @@ def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
         timed("backward_s", "backward, per pass", _per_pass(median("backward_s"), passes)),
         timed("optimizer_s", "optimizer update", median("optimizer_s")),
         Figure("step_s", "step", planned_step_s(plan), median("step_s"), human_seconds),
-        Figure("overhead", "overhead (stall / step)", _figure(expected, "overhead"), state.overhead, human_percent),
+        Figure("stall", "stall, share of the step", _planned_stall(plan), state.overhead, human_percent),
+        _overhead(plan),
         Figure("snapshot_bytes", "snapshot, per rank", bytes_per_rank, median("snapshot_bytes"), human_bytes),
         *_settled(plan),
     ]
+
+
+def _planned_stall(plan: Mapping[str, Any]) -> float | None:
+    stall_s, step_s = _figure(_part(plan, "expected"), "stall_s"), planned_step_s(plan)
+    return stall_s / step_s if stall_s is not None and step_s else None
+
+
+def _overhead(plan: Mapping[str, Any]) -> Figure:
+    """Stall, and what the passes are slower beside the copies: only the workers can measure that."""
+    measured = _part(plan, "measured")
+    step = _figure(measured, "step")
+    upto = "" if step is None else f" up to step {step:.0f}"
+    predicted, seen = _figure(_part(plan, "expected"), "overhead"), _figure(measured, "overhead")
+    return Figure("overhead", f"overhead{upto}", predicted, seen, human_percent)
 
 
 def _settled(plan: Mapping[str, Any]) -> list[Figure]:
@@ -57,15 +72,8 @@ def _settled(plan: Mapping[str, Any]) -> list[Figure]:
     measured = _part(plan, "measured")
     if not measured:
         return []
-    rate, cost = _figure(_part(plan, "storage"), "bytes_per_s"), _figure(_part(plan, "expected"), "overhead")
-    step = _figure(measured, "step")
-    upto = "" if step is None else f" up to step {step:.0f}"
-    return [
-        Figure(
-            "copy_bytes_per_s", "copy, per second and rank", rate, _figure(measured, "copy_bytes_per_s"), human_bytes
-        ),
-        Figure("cost", f"overhead{upto}, slower passes too", cost, _figure(measured, "overhead"), human_percent),
-    ]
+    rate, seen = _figure(_part(plan, "storage"), "bytes_per_s"), _figure(measured, "copy_bytes_per_s")
+    return [Figure("copy_bytes_per_s", "copy, per second and rank", rate, seen, human_bytes)]
 
 
 def _part(plan: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -76,6 +76,8 @@ def step_line(state: RunState) -> str:
     parts += [f"{human_count(rate)} {unit}"] if rate is not None else []
     parts += [*_optional("{:.3f} s/step", step_s)]
     parts += [f"stall {1e3 * stall_s:.2f} ms"] if isinstance(stall_s, int | float) else []
+    eta = eta_seconds(state)
+    parts += [f"ETA {human_clock(eta)}"] if eta else []
     parts += [f"{tier} {step}" for tier, step in state.committed.items()]
     parts += [f"held out {human_loss(loss)} at {step}" for loss, step in _held_out(state)]
     return "  ".join(parts)

@@ -23,6 +23,7 @@ _RECOVERY = re.compile(
     r"the (?:(?P<tier>\w+) tier works|state is finite) again; (?P<count>\d+) \w+ were left out meanwhile"
 )
 TIMED = ("step_s", "forward_s", "backward_s", "optimizer_s", "stall_s")
+_WHERE_ABOVE_0 = ("snapshot_bytes", "tokens_per_s")
 
 
 class Series:
@@ -79,7 +80,7 @@ class RunState:
     """From each fault to the beginning of the first step after it."""
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED, 0.0))
     """Seconds by key of metrics.jsonl, over all steps."""
-    series: dict[str, Series] = field(default_factory=lambda: {key: Series() for key in (*TIMED, "snapshot_bytes")})
+    series: dict[str, Series] = field(default_factory=lambda: {key: Series() for key in (*TIMED, *_WHERE_ABOVE_0)})
     """Figures without the warm-up steps of each attempt; bytes only of steps that made a snapshot."""
     recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_STEPS))

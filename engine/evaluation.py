@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..specs.models import TextDataset
+from ..specs.datasets import TokenDataset
 from ..tiers import faults
 from .context import Context
 from .models.build import to_device
@@ -107,7 +107,7 @@ def _loss(parts: Parts, context: Context, number: int) -> float | None:
 def _over_tokens(parts: Parts) -> bool:
     evaluation = parts.spec.evaluation
     own = evaluation.dataset if evaluation is not None else None
-    return isinstance(own or parts.spec.dataset, TextDataset)
+    return isinstance(own or parts.spec.dataset, TokenDataset)
 
 
 def _perplexity(loss: float) -> float | None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..planners.mesh import ALONE, Mesh
-from ..specs.models import GptModel, PythonModel, Spec, TextDataset
+from ..specs.datasets import TokenDataset
+from ..specs.models import GptModel, PythonModel, Spec
 from ..tiers.digest import digest
 from ..tiers.jsonfile import dumps
 from .context import Context
@@ -68,7 +69,7 @@ class Parts:
     def tokens_per_step(self) -> int | None:
         """Tokens that one step trains on; None where samples are not runs of tokens."""
         dataset = self.spec.dataset
-        return self.spec.training.global_batch_size * dataset.seq_len if isinstance(dataset, TextDataset) else None
+        return self.spec.training.global_batch_size * dataset.seq_len if isinstance(dataset, TokenDataset) else None
 
     @cached_property
     def average(self) -> Average | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..specs.models import GptModel, Spec, TextDataset
+from ..specs.datasets import TokenDataset
+from ..specs.models import GptModel, Spec
 from .gpt import ELEMENT_BYTES, matrix_elements
 from .layers import stages_of_rank, stages_per_rank
 from .mesh import mesh_of
@@ -142,5 +143,5 @@ def cuts_sequence(spec: Spec) -> bool:
 
     Not where it does not divide evenly, nor with dropout: ranks of a tensor parallel group draw alike.
     """
-    fits = isinstance(spec.dataset, TextDataset) and spec.dataset.seq_len % spec.strategy.tp == 0
+    fits = isinstance(spec.dataset, TokenDataset) and spec.dataset.seq_len % spec.strategy.tp == 0
     return spec.strategy.tp > 1 and fits and getattr(spec.model, "dropout", 0.0) == 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..specs.models import PythonDataset, Spec
+from ..specs.datasets import PythonDataset
+from ..specs.models import Spec
 from .times import StepTimes
 from .workload import Workload
 

@@ -80,7 +80,7 @@ def plan_warnings(
     lines += _peer_warnings(spec, every, costs, step_s)
     if costs is None or step_s is None:
         return lines
-    lines += _late_warnings(spec, every, costs, step_s)
+    lines += [*_late_warnings(spec, every, costs, step_s), *_stop_warnings(spec, costs, step_s)]
     if expected.overhead is not None and expected.overhead > expected.budget:
         given = any(tier.every != "auto" for tier in spec.tiers)
         cost, allowed = shares(expected.overhead, expected.budget)
@@ -135,6 +135,25 @@ def _late_warnings(spec: Spec, every: Mapping[str, int], costs: Costs, step_s: f
 
 
 _PLACES = {"disk": "disk", "object": "object store"}
+
+
+def _stop_warnings(spec: Spec, costs: Costs, step_s: float) -> list[str]:
+    """Say where a stop signal leaves too little time: the first slower tier gets what it needs, others half of it."""
+    lines, limit_s = [], spec.cluster.shutdown_timeout
+    for position, tier in enumerate(spec.slow_tiers):
+        write_s = costs.slow_s(tier.type)
+        if position == 0 and step_s + write_s > limit_s:
+            lines.append(
+                f"after a stop signal the last step and its write to the {_PLACES[tier.type]} take "
+                f"{duration(step_s + write_s)}, more than cluster.shutdown_timeout {duration(limit_s)}: whoever stops "
+                "the job must wait so long before it kills"
+            )
+        if position > 0 and write_s > limit_s / 2:
+            lines.append(
+                f"{tier.type}: one write takes {duration(write_s)}, and after a stop signal it gets half of "
+                f"cluster.shutdown_timeout, {duration(limit_s / 2)}: the last step of a stopped run will not be there"
+            )
+    return lines
 
 
 def _interval_warnings(spec: Spec, every: Mapping[str, int]) -> list[str]:

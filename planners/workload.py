@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..specs.models import GptModel, Spec, TextDataset
+from ..specs.datasets import TokenDataset
+from ..specs.models import GptModel, Spec
 from ..specs.shapes import DecoderShape, DiffusionShape, EncoderShape, Shape
 from . import diffusion, encoder, gpt
 from .shards import TensorInfo
@@ -76,7 +77,7 @@ def sample_tokens(spec: Spec) -> int | None:
         return shape.tokens
     if isinstance(shape, DecoderShape | EncoderShape) and shape.seq_len is not None:
         return shape.seq_len
-    if isinstance(spec.dataset, TextDataset):
+    if isinstance(spec.dataset, TokenDataset):
         return spec.dataset.seq_len
     seq_len = spec.dataset.kwargs.get("seq_len")
     return seq_len if isinstance(seq_len, int) and not isinstance(seq_len, bool) and seq_len > 0 else None

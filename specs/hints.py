@@ -43,6 +43,7 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "dataset": ("data", "datasets", "train_loader", "train_dataset", "dataloader", "train_data", "data_module"),
     "dataset.path": ("data_path", "dataset_path", "data_dir", "train_file", "data_files", "dataset_dir", "root"),
     "dataset.tokenizer": ("tokenizer_path", "tokenizer_name", "tokenizer_type", "tokenizer_model"),
+    "dataset.field": ("text_column", "text_field", "text_key", "content_key", "json_key", "column", "field_name"),
     "dataset.seq_len": (
         "seq_length", "sequence_length", "sequence_len", "max_seq_len", "max_seq_length", "cutoff_len",
         "block_size", "context_length", "context_len", "max_length", "n_ctx", "max_position_embeddings", "n_positions",
@@ -202,6 +203,11 @@ _EXTRA: dict[str, str] = {
     "batch_size": "over all ranks; `training.micro_batch_size` is that of one rank and pass",
 }
 
+_KINDS_OF_DATA = {
+    **dict.fromkeys(("txt", "file", "files", "plain", "raw"), "text"),
+    **dict.fromkeys(("json", "ndjson", "jsonlines", "json_lines"), "jsonl"),
+    **dict.fromkeys(("bin", "binary", "mmap", "memmap", "tokenized", "token", "nanogpt", "token_ids"), "tokens"),
+}
 _VALUES: dict[str, dict[str, str]] = {
     "training.optimizer.name": {
         **dict.fromkeys(
@@ -233,8 +239,8 @@ _VALUES: dict[str, dict[str, str]] = {
     },
     "model.type": dict.fromkeys(("llama", "gpt2", "transformer", "decoder", "gpt-2", "nanogpt"), "gpt"),
     "model.activation": {"silu": "swiglu", "swish": "swiglu", "gelu_new": "gelu", "gelu_tanh": "gelu"},
-    "dataset.type": dict.fromkeys(("txt", "file", "files", "plain", "raw"), "text"),
-    "evaluation.dataset.type": dict.fromkeys(("txt", "file", "files", "plain", "raw"), "text"),
+    "dataset.type": _KINDS_OF_DATA,
+    "evaluation.dataset.type": _KINDS_OF_DATA,
     "dataset.tokenizer": dict.fromkeys(("byte", "char", "utf8", "utf-8", "bytelevel"), "bytes"),
     "cluster.device": dict.fromkeys(("gpu", "nvidia", "cuda:0"), "cuda"),
     "tiers.type": {

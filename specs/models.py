@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .block import Block
+from .datasets import ENTRY_PATTERN, Dataset
 from .nodes import NodeCount, Nodes, Shape, shards_among, usable
 from .places import DiskTier, MemoryTier, ObjectTier, PeerTier, SlowTier, Tier
 from .shapes import Decoder, DecoderShape, DiffusionShape, EncoderShape
 from .units import Bandwidth, ByteSize, Flops, Fraction, PositiveInt, Seconds, WholeNumber
 
-ENTRY_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 HELD_OUT = 0.01
 """Part of a text that evaluation holds out unless the spec says another."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -49,28 +49,6 @@ class PythonModel(Block):
     """What the plan takes the model for: its family and sizes. The code alone says what is trained."""
 
 
-class TextDataset(Block):
-    """Plain text, cut into runs of `seq_len` tokens."""
-
-    type: Literal["text"]
-    path: Annotated[str, Field(min_length=1)]
-    """A file, a folder of files, or `python:stdlib` (the standard library's own source text)."""
-    tokenizer: Literal["bytes"] = "bytes"
-    """How text becomes tokens; `bytes`: one token per byte."""
-    seq_len: PositiveInt
-    """Tokens per sample."""
-
-
-class PythonDataset(Block):
-    """Your own data: `entry(**kwargs)` returns an object with `__len__` and `__getitem__`."""
-
-    type: Literal["python"]
-    entry: Annotated[str, Field(pattern=ENTRY_PATTERN)]
-    """`module:callable`, imported from the working directory, the spec's folder or what is installed."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the callable."""
-
-
 class Evaluation(Block):
     """The loss over data that is never trained on: forward passes only, between two steps."""
 
@@ -80,7 +58,7 @@ class Evaluation(Block):
     """Micro-batches of one evaluation, over all ranks; the same samples each time."""
     fraction: Fraction | None = None
     """Part of the text that is held out of training: its end. Default 1% where there is no `dataset` here."""
-    dataset: TextDataset | PythonDataset | None = Field(default=None, discriminator="type")
+    dataset: Dataset | None = Field(default=None, discriminator="type")
     """Data of its own to evaluate on, instead of a held-out part; all of the training data is trained on then."""
 
     @property
@@ -297,7 +275,7 @@ class Spec(Block):
     """Optimizer updates to make."""
     model: Annotated[GptModel | PythonModel, Field(discriminator="type")]
     """What is trained."""
-    dataset: Annotated[TextDataset | PythonDataset, Field(discriminator="type")]
+    dataset: Annotated[Dataset, Field(discriminator="type")]
     """What it is trained on."""
     evaluation: Evaluation | None = None
     """The loss over data that is never trained on, every so many steps; default: none."""

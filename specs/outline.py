@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from .block import Block
+from .datasets import ENTRY_PATTERN
 from .models import (
-    ENTRY_PATTERN,
     INTERFACE_PATTERN,
     NAME_PATTERN,
     RENDEZVOUS_PATTERN,

@@ -59,7 +59,7 @@ def _patches(view: View) -> Iterator[Finding]:
 
 def _vocabulary(view: View) -> Iterator[Finding]:
     size = view.whole("model", "vocab_size")
-    texts = view.get("dataset", "type") == "text" and view.get("dataset", "tokenizer") == "bytes"
+    texts = view.get("dataset", "type") in ("text", "jsonl") and view.get("dataset", "tokenizer") == "bytes"
     if view.get("model", "type") == "gpt" and texts and size is not None and size < BYTES_VOCABULARY:
         message = f"the bytes tokenizer makes tokens 0 to 255, so at least {BYTES_VOCABULARY} are needed"
         yield Finding(("model", "vocab_size"), message, f"use {BYTES_VOCABULARY} or more")
@@ -121,7 +121,8 @@ def _peer(view: View) -> Iterator[Finding]:
         others = "1 node, so there is no other one" if nodes == 1 else f"{nodes} nodes, so {nodes - 1} other ones"
         others = f"at the least {others}" if count is not None and count.elastic else others
         fewer = f"use {nodes - 1} or less, or" if nodes > 1 else "remove the tier, or use"
-        message = f"{replicas} other nodes are to get a copy, and the job has {others}"
+        wanted = "1 other node is" if replicas == 1 else f"{replicas} other nodes are"
+        message = f"{wanted} to get a copy, and the job has {others}"
         yield Finding(("tiers", at["peer"], "replicas"), message, f"{fewer} more nodes (cluster.nodes)")
     every = view.whole("tiers", at["peer"], "every")
     snapshots = view.whole("tiers", at["memory"], "every") if "memory" in at else None
@@ -202,7 +203,7 @@ def _evaluation(view: View) -> Iterator[Finding]:
             message = "nothing is held out of the training data where `evaluation` has a `dataset` of its own"
             yield Finding((*block, "fraction"), message, "remove one of the two", at_key=True)
         if _same_data(view):
-            hint = "give other data, or, for text, leave `dataset` out: a part of the text is held out then"
+            hint = "give other data, or, but for python, leave `dataset` out: a part of the data is held out then"
             yield Finding((*block, "dataset"), "this is the data that is trained on", hint, at_key=True)
     elif view.get("dataset", "type") == "python":
         message = "nothing can be held out of a dataset of type `python`, whose samples only its own code knows"
@@ -219,7 +220,7 @@ def _same_data(view: View) -> bool:
     kind = view.get(*own, "type")
     if kind is None or kind != view.get(*trained, "type"):
         return False
-    if kind == "text":
+    if kind != "python":
         paths = [view.get(*block, "path") for block in (own, trained)]
         return all(isinstance(path, str) for path in paths) and os.path.normpath(paths[0]) == os.path.normpath(paths[1])
     pairs = [(view.get(*own, key), view.get(*trained, key)) for key in ("entry", "kwargs")]

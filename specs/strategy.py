@@ -190,8 +190,8 @@ def _lengths_in_a_pipeline(view: View) -> Iterator[Finding]:
         message = f"a pipeline is made for one length of samples, and dataset.seq_len is {length}"
         yield Finding(("evaluation", "dataset", "seq_len"), message, f"use {length}, or pp: 1")
     if view.get("dataset", "type") == "python" and view.get("model", "type") == "gpt":
-        message = "a pipeline must know the length of the samples, which only a dataset of type `text` tells"
-        yield Finding(("strategy", "pp"), message, "use a dataset of type text, or pp: 1")
+        message = "a pipeline must know the length of the samples, which a dataset of type `python` does not tell"
+        yield Finding(("strategy", "pp"), message, "use a dataset of type text, jsonl or tokens, or pp: 1")
 
 
 STRATEGY_CHECKS: tuple[Callable[[View], Iterator[Finding]], ...] = (

@@ -13,8 +13,8 @@ _DEGREES = {"cp": "context parallel", "ep": "expert parallel"}
 
 _DATASETS = (
     "a dataset of type",
-    "`text` and `python` work today",
-    ("jsonl", "tokens", "hf", "parquet"),
+    "`text`, `jsonl`, `tokens` and `python` work today",
+    ("hf", "parquet"),
 )
 _VALUES: dict[KeyPath, tuple[str, str, tuple[str, ...]]] = {
     ("model", "type"): ("a model of type", "`gpt` and `python` work today", ("hf",)),

@@ -6,6 +6,8 @@ TEMPLATE = """\
 # A job for dtrain.    check it:  dtrain validate spec.yaml
 #                      plan it:   dtrain plan spec.yaml
 #                      run it:    dtrain run spec.yaml
+# Editors complete keys with `dtrain schema > dtrain.schema.json` and, as the first line of this file,
+# the comment  yaml-language-server: $schema=dtrain.schema.json
 name: my-run
 output_dir: runs/my-run        # of this one run; ~ and ${VAR} expand in paths
 seed: 0
@@ -18,7 +20,7 @@ model:                         # `type: python` with `entry: module:callable` tr
   n_heads: 4
   vocab_size: 256
 
-dataset:                       # `type: python` with `entry: module:callable` reads data of your own
+dataset:                       # or jsonl, tokens; `type: python` with `entry: module:callable` reads your own
   type: text
   path: "python:stdlib"        # a file, a folder, or Python's own source text
   seq_len: 128

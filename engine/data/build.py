@@ -7,10 +7,12 @@ from typing import Any, Protocol
 import xxhash
 from torch.utils.data import default_collate
 
-from ...specs.models import Evaluation, PythonDataset, Spec, TextDataset
+from ...specs.datasets import Dataset, JsonlDataset, TextDataset, TokensDataset
+from ...specs.models import Evaluation, GptModel, Spec
 from ..entry import UserCodeError, call_entry
 from .order import samples_at
-from .text import DataError, TextData
+from .text import DataError, TextData, TokenData
+from .tokens import BinaryData, JsonlData
 
 
 class Samples(Protocol):
@@ -25,32 +27,37 @@ class Samples(Protocol):
 
 def build_data(spec: Spec) -> tuple[Samples, Samples | None]:
     """Open what is trained on, and what is evaluated on if anything is; raises DataError or UserCodeError."""
-    samples = build_samples(spec.dataset)
+    vocab_size = spec.model.vocab_size if isinstance(spec.model, GptModel) else None
+    samples = build_samples(spec.dataset, vocab_size=vocab_size)
     if spec.evaluation is None:
         return samples, None
     if spec.evaluation.dataset is None:
-        assert isinstance(samples, TextData)  # the spec is refused else
+        assert isinstance(samples, TokenData)  # the spec is refused else
         return samples.split(spec.evaluation.held_out)
-    own = build_samples(spec.evaluation.dataset, "evaluation.dataset")
-    if isinstance(samples, TextData) and isinstance(own, TextData):
+    own = build_samples(spec.evaluation.dataset, "evaluation.dataset", vocab_size)
+    if isinstance(samples, TokenData) and isinstance(own, TokenData):
         _refuse_shared(samples, own)
     return samples, own
 
 
-def _refuse_shared(trained: TextData, held_out: TextData) -> None:
+def _refuse_shared(trained: TokenData, held_out: TokenData) -> None:
     """Raise DataError for a file that is both trained on and evaluated on."""
     shared = {file.resolve() for file in trained.files} & {file.resolve() for file in held_out.files}
     if shared:
         raise DataError(
             f"evaluation.dataset.path {held_out.path!r}: {min(shared)} is trained on, too (dataset.path "
-            f"{trained.path!r}); move it out of there, or leave evaluation.dataset out: a part of the text is held out"
+            f"{trained.path!r}); move it out of there, or leave evaluation.dataset out: a part of the data is held out"
         )
 
 
-def build_samples(spec: TextDataset | PythonDataset, key: str = "dataset") -> Samples:
+def build_samples(spec: Dataset, key: str = "dataset", vocab_size: int | None = None) -> Samples:
     """Open one data set; raises DataError or UserCodeError, which name the spec's block `key`."""
     if isinstance(spec, TextDataset):
         return TextData(spec.path, spec.seq_len, key)
+    if isinstance(spec, JsonlDataset):
+        return JsonlData(spec.path, spec.seq_len, spec.field, key)
+    if isinstance(spec, TokensDataset):
+        return BinaryData(spec.path, spec.seq_len, spec.dtype, vocab_size, key)
     samples = call_entry(spec.entry, spec.kwargs, f"{key}.entry")
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         raise UserCodeError(
@@ -90,7 +97,7 @@ class Batches:
 
     def fingerprint(self) -> str:
         """A hash that changes when the data set does (for `python` data: its length only)."""
-        if isinstance(self.samples, TextData):
+        if isinstance(self.samples, TokenData):
             return self.samples.fingerprint()
         return xxhash.xxh3_128_hexdigest(str(self.size).encode())
 

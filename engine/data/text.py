@@ -1,12 +1,13 @@
-"""Plain text as samples of `seq_len + 1` byte tokens."""
+"""Rows of tokens as samples of `seq_len + 1`; plain text as one, a token per byte."""
 
 from __future__ import annotations
 
 import copy
 import math
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,15 +25,16 @@ class DataError(Exception):
     """The data set cannot be used; the message says why and what to do."""
 
 
-class TextData:
-    """Runs of tokens cut from the joined text; sample i begins at token i · seq_len."""
+Part = NDArray[np.unsignedinteger]
+"""A stretch of tokens in memory, or a file that is mapped."""
 
-    def __init__(self, path: str, seq_len: int, key: str = "dataset") -> None:
-        """Read a file, a folder of files or the standard library; raises DataError that names the spec's block."""
-        self.files = list(text_files(path, key))
-        if not self.files:
-            raise DataError(f"{key}.path {path!r}: no files in it")
-        self.parts = list(_parts(self.files, key))
+
+class TokenData:
+    """Runs of tokens cut from the joined parts; sample i begins at token i · seq_len."""
+
+    def __init__(self, path: str, seq_len: int, key: str, files: Sequence[Path], parts: Sequence[Part]) -> None:
+        """Take what was read from the files; raises DataError that names the spec's block."""
+        self.files, self.parts = files, parts
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.first = 0
         self.tokens = sum(len(part) for part in self.parts)
@@ -48,15 +50,15 @@ class TextData:
         start = self.first + index * self.seq_len
         return torch.from_numpy(self._read(start, start + self.seq_len + 1).astype(np.int64))
 
-    def split(self, fraction: float) -> tuple[TextData, TextData]:
-        """The text without its last part, and that part; no token is in both."""
+    def split(self, fraction: float) -> tuple[Self, Self]:
+        """The tokens without their last part, and that part; no token is in both."""
         last = math.ceil(self.tokens * fraction)
         before, after = copy.copy(self), copy.copy(self)
         before.tokens, after.first, after.tokens = self.tokens - last, self.first + self.tokens - last, last
         return before, after
 
     def fingerprint(self) -> str:
-        """A hash that changes when the text does: its length, and the first and last MiB of every part."""
+        """A hash that changes when the tokens do: their number, and the first and last MiB of every part."""
         hasher = xxhash.xxh3_128()
         for part in self.parts:
             hasher.update(len(part).to_bytes(8, "little"))
@@ -64,7 +66,7 @@ class TextData:
             hasher.update(np.ascontiguousarray(part[-EDGE:]).data)
         return hasher.hexdigest()
 
-    def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def _read(self, start: int, stop: int) -> Part:
         number = int(np.searchsorted(self.ends, start, side="right"))
         pieces = []
         while start < stop:
@@ -76,19 +78,36 @@ class TextData:
         return np.concatenate(pieces)
 
 
+class TextData(TokenData):
+    """The joined text of files, one token per byte."""
+
+    def __init__(self, path: str, seq_len: int, key: str = "dataset") -> None:
+        """Read a file, a folder of files or the standard library; raises DataError that names the spec's block."""
+        files = list(text_files(path, key))
+        super().__init__(path, seq_len, key, files, list(_parts(files, key)))
+
+
 def text_files(path: str, key: str = "dataset") -> Iterator[Path]:
-    """The files that make up the text, in an order that does not depend on the machine."""
+    """The files that make up the text, in an order that does not depend on the machine; raises DataError."""
     if path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         for file in sorted(root.rglob("*.py")):
             if not _LEFT_OUT.intersection(file.relative_to(root).parts):
                 yield file
         return
+    yield from files_in(path, key)
+
+
+def files_in(path: str, key: str, ending: str = "") -> Iterator[Path]:
+    """A file, or a folder's files with this ending, in an order that does not depend on the machine; or DataError."""
     root = Path(path)
     if root.is_file():
         yield root
     elif root.is_dir():
-        yield from sorted(file for file in root.rglob("*") if file.is_file() and not _is_hidden(file, root))
+        found = (file for file in root.rglob(f"*{ending}") if file.is_file() and not _is_hidden(file, root))
+        if not (files := sorted(found)):
+            raise DataError(f"{key}.path {path!r}: no files in it" + (f" that end in {ending}" if ending else ""))
+        yield from files
     else:
         raise DataError(f"{key}.path {path!r}: no such file or folder (relative paths: from {Path.cwd()})")
 

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ...planners.layers import runs_of_stages, stages_per_rank
 from ...planners.layout import Cuts
-from ...specs.models import PythonModel, Spec, TextDataset
+from ...specs.datasets import TokenDataset
+from ...specs.models import PythonModel, Spec
 from ..entry import UserCodeError, UserCodeFailed, call_entry, told
 from ..models.build import compute_loss
 from .pipeline import Line, Part
@@ -219,7 +220,7 @@ def ends_of(spec: Spec) -> Callable[[Any], tuple[Tensor, Tensor]]:
     """From a batch to what enters the first stage and what the loss holds the last one's output against."""
 
     def pair(batch: Any) -> tuple[Tensor, Tensor]:
-        if isinstance(batch, Tensor) and isinstance(spec.dataset, TextDataset):
+        if isinstance(batch, Tensor) and isinstance(spec.dataset, TokenDataset):
             return batch[:, :-1], batch[:, 1:]
         if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(half, Tensor) for half in batch):
             return batch[0], batch[1]

@@ -19,7 +19,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from ...planners.activations import cuts_sequence
 from ...planners.layers import layers_of_stages, stages_per_rank
-from ...specs.models import GptModel, Spec, TextDataset
+from ...specs.datasets import TokenDataset
+from ...specs.models import GptModel, Spec
 from ..models.gpt import Gpt, GptPart, next_token_loss
 from ..precision import PASS_DTYPES
 
@@ -150,7 +151,7 @@ def schedule_of(
 
 
 def _seq_len(spec: Spec) -> int:
-    assert isinstance(spec.dataset, TextDataset)
+    assert isinstance(spec.dataset, TokenDataset)
     return spec.dataset.seq_len
 
 

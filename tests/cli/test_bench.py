@@ -58,7 +58,7 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     assert bench(str(EXAMPLE), [], options, as_json=True) == code
     told = capsys.readouterr()
     assert words in told.err
-    assert json.loads(told.out)["code"] == code
+    assert json.loads(told.out)["exit_code"] == code
     assert list(tmp_path.iterdir()) == []
 
 

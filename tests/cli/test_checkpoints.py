@@ -101,7 +101,7 @@ def test_ls_of_unreachable_tiers_alone_is_69(run: Run) -> None:
     run.write_spec({"type": "object", "url": run.run.run.as_uri()})
     ended = dtrain("ls", run.run.root, "--json")
     assert ended.code == 69
-    assert ended.document["code"] == 69
+    assert ended.document["exit_code"] == 69
 
 
 def test_a_checkpoint_under_way_is_not_called_damaged(run: Run) -> None:

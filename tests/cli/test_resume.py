@@ -216,7 +216,7 @@ def test_a_tier_that_is_no_longer_in_the_spec_is_still_looked_into(run: Run, tra
 def test_a_refusal_is_a_document_too(run: Run) -> None:
     shutil.rmtree(run.run.root)
     ended = dtrain("resume", spec_file(run, {"type": "disk"}), "--json")
-    assert json.loads(ended.out)["code"] == Code.DAMAGED
+    assert json.loads(ended.out)["exit_code"] == Code.DAMAGED
 
 
 def test_another_training_in_the_spec_s_file_is_refused_unless_it_is_meant(run: Run, trained: Trained) -> None:

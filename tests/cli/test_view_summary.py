@@ -19,7 +19,7 @@ from dtrain.cli.view_state import RunState, Series
 PLAN = {
     "model": {"state_bytes_per_rank": 10 * 2**20},
     "iteration": {"micro_batches": 4, "forward_s": 0.010, "backward_s": 0.020, "optimizer_s": 0.010},
-    "expected": {"overhead": 0.001},
+    "expected": {"overhead": 0.001, "stall_s": 0.00013},
 }
 
 
@@ -64,7 +64,8 @@ def test_the_numbers(tmp_path: Path) -> None:
     assert figures["backward_s"] == pytest.approx({"predicted": 0.020, "measured": 0.030, "ratio": 1.5})
     assert figures["optimizer_s"] == pytest.approx({"predicted": 0.010, "measured": 0.020, "ratio": 2.0})
     assert figures["step_s"] == pytest.approx({"predicted": 0.13, "measured": 0.2, "ratio": 0.2 / 0.13})
-    assert figures["overhead"] == pytest.approx({"predicted": 0.001, "measured": 0.005, "ratio": 5.0})
+    assert figures["stall"] == pytest.approx({"predicted": 0.001, "measured": 0.005, "ratio": 5.0})
+    assert figures["overhead"] == {"predicted": 0.001, "measured": None, "ratio": None}
     assert figures["snapshot_bytes"] == {"predicted": 10 * 2**20, "measured": 11 * 2**20, "ratio": 1.1}
     assert (document["status"], document["step"], document["steps_run"]) == ("finished", 20, 21)
     assert (document["restarts"], document["repeated_steps"], document["seconds"]) == (1, 1, 61.0)
@@ -83,7 +84,7 @@ def test_the_text_has_the_same_numbers(tmp_path: Path) -> None:
         "backward, per pass": ("20.0 ms", "30.0 ms", "1.50x"),
         "optimizer update": ("10.0 ms", "20.0 ms", "2.00x"),
         "step": ("130 ms", "200 ms", "1.54x"),
-        "overhead (stall / step)": ("0.10 %", "0.50 %", "5.00x"),
+        "stall, share of the step": ("0.10 %", "0.50 %", "5.00x"),
         "snapshot, per rank": ("10.0 MiB", "11.0 MiB", "1.10x"),
     }.items():
         row = next(line for line in text.splitlines() if line.startswith(f"{label} "))
@@ -216,9 +217,21 @@ def test_what_the_workers_measured_stands_beside_what_was_predicted(tmp_path: Pa
     told = {"storage": {"bytes_per_s": 4e9}, "measured": {"copy_bytes_per_s": 2e9, "overhead": 0.004}}
     figures = to_json(finished_state(tmp_path), PLAN | told, {})["figures"]
     assert figures["copy_bytes_per_s"] == {"predicted": 4e9, "measured": 2e9, "ratio": 0.5}
-    assert figures["cost"] == pytest.approx({"predicted": 0.001, "measured": 0.004, "ratio": 4.0})
+    assert figures["overhead"] == pytest.approx({"predicted": 0.001, "measured": 0.004, "ratio": 4.0})
     for nothing in ({}, {"measured": None}, {"measured": "?"}):
-        assert "cost" not in to_json(finished_state(tmp_path), PLAN | nothing, {})["figures"]
+        assert to_json(finished_state(tmp_path), PLAN | nothing, {})["figures"]["overhead"]["measured"] is None
+
+
+def test_what_an_earlier_start_has_done_is_told_apart_and_the_pace_is_there(tmp_path: Path) -> None:
+    state = RunState(tmp_path, max_steps=200)
+    state.take_history([{"step": 190}])
+    for number in range(191, 201):
+        state.take_step(step(number, tokens_per_s=1000.0 * number))
+    state.take_event({"event": "finished", "step": 200, "seconds": 3.0})
+    assert "finished      200 steps, 10 of them now in 3.00 s, loss 3.0000, 196.5k tok/s\n" in printed(state, PLAN, {})
+    assert to_json(state, PLAN, {})["tokens_per_s"] == 196_500.0
+    samples = PLAN | {"training": {"global_batch_size": 32}}
+    assert "loss 2.5000, 160.0 samples/s\n" in printed(finished_state(tmp_path), samples, {})
 
 
 def test_the_last_evaluation_is_told_and_its_line_counts_no_step_twice(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dtrain.engine.data.build import Batches, build_samples
 from dtrain.engine.data.order import samples_at
 from dtrain.engine.data.text import DataError
 from dtrain.engine.entry import UserCodeError
-from dtrain.specs.models import PythonDataset
+from dtrain.specs.datasets import PythonDataset
 
 GLOBAL = 16
 

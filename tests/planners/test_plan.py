@@ -188,6 +188,16 @@ def test_a_disk_that_cannot_keep_up_is_waited_for(make_spec: MakeSpec, laptop: M
     assert any("wait for the disk" in line for line in plan.warnings)
 
 
+@pytest.mark.parametrize(("limit", "said"), [("1ms", [True, True]), ("50ms", [True, True]), ("1h", [False, False])])
+def test_a_stop_that_takes_longer_than_whoever_stops_the_job_may_wait_is_told(
+    make_spec: MakeSpec, laptop: Machine, limit: str, said: list[bool]
+) -> None:
+    tiers = [{"type": "memory"}, {"type": "disk"}, {"type": "object", "url": "s3://bucket/x"}]
+    plan = make_plan(make_spec(tiers=tiers, cluster={"shutdown_timeout": limit}), laptop)
+    words = ("last step and its write to the disk", "the last step of a stopped run will not be there")
+    assert [any(word in line for line in plan.warnings) for word in words] == said
+
+
 def test_without_tiers_everything_is_lost_and_nothing_is_copied(make_spec: MakeSpec, laptop: Machine) -> None:
     plan = make_plan(make_spec(tiers=[]), laptop)
     assert (plan.forward.tiers, plan.forward.bytes_per_window) == ((), 0)

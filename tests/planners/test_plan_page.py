@@ -180,7 +180,7 @@ def test_command_prints_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_command_refuses_a_bad_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command(write_spec(tmp_path), ["max_step=7"], as_json=True, profile=False) == 78
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["code"] == 78
+    assert json.loads(captured.out)["exit_code"] == 78
     assert "max_step" in captured.err
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.specs.build import BASE, Desk, changed
 
+from dtrain.specs.datasets import TextDataset
 from dtrain.specs.errors import Problem, SpecError
 from dtrain.specs.load import load_spec, spec_digest, spec_from_json, spec_to_json
-from dtrain.specs.models import AdamW, PythonModel, Sgd, TextDataset
+from dtrain.specs.models import AdamW, PythonModel, Sgd
 
 PYTHON_MODEL = '{type: python, entry: "zoo:mlp", kwargs: KW}'
 
@@ -33,7 +34,7 @@ EVERYTHING_WRONG = """\
 name: [t]
 max_steps: -1
 model: {type: gpt, n_layers: 8.5, d_model: 100, n_heads: 8}
-dataset: {type: jsonl, path: x}
+dataset: {type: parquet, path: x}
 training:
   global_batch_size: 10
   micro_batch_size: 4
@@ -128,8 +129,8 @@ MISFITS: list[tuple[str, str, str, str, str]] = [
     ("name: t", "name:", "name", "has no value", "nothing"),
     ("runs/t", "''", "output_dir", "must be text that is not empty", "''"),
     ("runs/t", "[a]", "output_dir", "must be text that is not empty", "[a]"),
-    ("{type: text,", "{type: tex,", "dataset.type", "must be `text` or `python`", "tex"),
-    ("{type: text,", "{type: 3,", "dataset.type", "must be `text` or `python`", "3"),
+    ("{type: text,", "{type: tex,", "dataset.type", "must be one of `text`, `jsonl`, `tokens`, `python`", "tex"),
+    ("{type: text,", "{type: 3,", "dataset.type", "must be one of `text`, `jsonl`, `tokens`, `python`", "3"),
     ("{name: cosine, warmup_steps: 5}", "cosine", "training.scheduler", "must be a block of keys", "cosine"),
     ("{name: cosine, warmup_steps: 5}", "", "training.scheduler", "has no value: it must be a block", "nothing"),
     ("{name: cosine, warmup_steps: 5}", "[]", "training.scheduler", "must be a block of keys", "[]"),

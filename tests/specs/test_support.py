@@ -9,9 +9,8 @@ from dtrain.specs.yaml12 import parse
 PLANNED: dict[str, tuple[str, str, str, str]] = {
     # replaced text, new text, key, what works today
     "hf model": ("{type: gpt, n_layers: 2, d_model: 64, n_heads: 4}", "{type: hf, path: x}", "model.type", "`gpt`"),
-    "jsonl": ("{type: text,", "{type: jsonl,", "dataset.type", "`text` and `python`"),
-    "tokens": ("{type: text,", "{type: tokens,", "dataset.type", "`text` and `python`"),
-    "hf data": ("{type: text,", "{type: hf,", "dataset.type", "`text` and `python`"),
+    "hf data": ("{type: text,", "{type: hf,", "dataset.type", "`text`, `jsonl`, `tokens` and `python`"),
+    "parquet": ("{type: text,", "{type: parquet,", "dataset.type", "`text`, `jsonl`, `tokens` and `python`"),
     "fp8": ("training:\n", "training:\n  precision: fp8\n", "training.precision", "`bf16`"),
     "fp16": ("training:\n", "training:\n  precision: fp16\n", "training.precision", "`fp16-mixed`"),
     "16": ("training:\n", "training:\n  precision: 16\n", "training.precision", "`fp16-mixed`"),
