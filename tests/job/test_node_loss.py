@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from tests.job.dtrain import Job, assert_same, cleaned, slow, wait, wait_for_step
-from tests.job.elastic import elastic_spec
+from tests.job.elastic import assert_trained_alike, elastic_spec
 from tests.job.nodes import Cluster, cluster
 
-STEPS = 12
+from dtrain.tiers.faults import fail_at
+from dtrain.tiers.jsonfile import read_lines
+
+STEPS, LONG_STEPS = 12, 60
 WAIT = "cluster.on_node_loss=wait"
 WORDS = ["training.global_batch_size=12", "training.micro_batch_size=2", f"max_steps={STEPS}"]
 LATE = "tiers=[{type: memory, every: 1}, {type: disk, every: 12}]"
@@ -105,4 +109,64 @@ def test_too_few_for_too_long_is_the_end(tmp_path: Path) -> None:
         nodes.start_all(*WORDS, WAIT, command="resume")
         ended_all = nodes.end()
         assert [one.code for one in ended_all] == [0, 0, 0], ended_all
+        nodes.assert_nothing_left()
+
+
+def wait_for_attempt(nodes: Cluster, number: int) -> None:
+    wait(lambda: len(nodes.job.events("attempt")) >= number, 30, f"attempt {number}")
+
+
+def shrink(nodes: Cluster, words: Sequence[str], fault: str) -> None:
+    """Three nodes train, and go on as two when the last one is lost with its memory."""
+    nodes.start_all(*words, fault=fault)
+    wait_for_step(nodes.job, 5)
+    nodes.lose_node(2)
+    wait_for_attempt(nodes, 2)
+    wait(lambda: {line["attempt"] for line in read_lines(nodes.job.run.metrics)} >= {2}, 60, "a step of two nodes")
+
+
+LONG = [*WORDS[:2], "model.dropout=0", f"max_steps={LONG_STEPS}"]
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    job = Job(tmp_path_factory.mktemp("fixed") / "job", {"OMP_NUM_THREADS": "1"})
+    job.write_spec()
+    with cleaned(job):
+        ended = job.do("run", "spec.yaml", "cluster.workers_per_node=3", *LONG)
+        assert ended.code == 0, ended.said
+        yield job
+
+
+def test_a_node_that_dies_while_it_loads_is_done_without_and_without_node_0_nothing_is_lost(
+    tmp_path: Path, fixed: Job
+) -> None:
+    """What two nodes had in memory is there for the three, the two and, after a resume, the three again."""
+    with cluster(tmp_path / "job", 3, elastic_spec("2:3", last_call="2s")) as nodes:
+        job = nodes.job
+        slowly = ";".join(slow(4, LONG_STEPS, attempt) for attempt in (1, 2, 4))
+        loading = ";".join(fail_at(2, None, "restore.before", kind="stop", attempt=attempt) for attempt in (3, 5))
+        shrink(nodes, LONG, slowly)
+        nodes.start(2, *LONG, fault=loading)
+        wait(job.stopped, 30, "the newcomer to stand still while it loads")
+        nodes.lose_node(2)
+        wait_for_attempt(nodes, 4)
+        assert [event["nodes"] for event in job.events("attempt")] == [3, 2, 3, 2]
+        wait(lambda: len(job.events("restored")) == 2, 30, "the two to read what they had")
+        assert [event["tier"] for event in job.events("restored")] == ["disk", "peer"]
+
+        nodes.start(2, *LONG, fault=loading)
+        wait(job.stopped, 30, "the newcomer to stand still while it loads")
+        reached = max(job.losses())
+        nodes.kill_node(0)
+        ended = nodes.end(30)
+        assert [one.code for one in ended] == [75, 75], ended
+        assert "is in this node's memory" in ended[0].said and "dtrain resume" in ended[0].said
+        nodes.running.clear()
+        nodes.start_all(*LONG, command="resume")
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0, 0, 0], ended
+        assert job.events("restored")[-1]["tier"] == "peer"
+        assert job.events("restored")[-1]["step"] == reached
+        assert_trained_alike(job, fixed, LONG_STEPS)
         nodes.assert_nothing_left()
