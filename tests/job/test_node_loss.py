@@ -38,6 +38,7 @@ def lose_launcher(nodes: Cluster, node: int) -> None:
     wait(lambda: len(nodes.job.events("waiting")) > before, 20, "the others to wait")
 
 
+@pytest.mark.campaign
 def test_the_others_wait_for_a_lost_node_and_a_stop_meanwhile_loses_nothing(tmp_path: Path) -> None:
     """Told to wait they go on with all, bit for bit; ended while they wait, all that is in memory is there after."""
     oracle = unbroken(tmp_path / "unbroken")
@@ -160,7 +161,7 @@ def test_a_node_that_dies_while_it_loads_is_done_without_and_without_node_0_noth
         reached = max(job.losses())
         nodes.kill_node(0)
         ended = nodes.end(30)
-        assert [one.code for one in ended] == [75, 75], ended
+        assert [one.code for one in ended] == [75, 70], "the newcomer had nothing in its memory yet"
         assert "is in this node's memory" in ended[0].said and "dtrain resume" in ended[0].said
         nodes.running.clear()
         nodes.start_all(*LONG, command="resume")
