@@ -81,7 +81,7 @@ def test_a_signal_ends_the_wait_at_once(node: int, number: signal.Signals, tmp_p
         ended = nodes.end(10)
         assert [one.code for one in ended] == [code, code], ended
         assert all("Traceback" not in one.said for one in ended)
-        wait(lambda: not nodes.job.processes(), 10, "everything to end")
+        wait(lambda: not nodes.job.processes(), 30, "everything to end, the drainer of the killed launcher, too")
 
 
 @pytest.mark.campaign
