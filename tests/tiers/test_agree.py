@@ -165,9 +165,9 @@ def test_snapshots_of_the_former_number_of_nodes_are_needed_until_there_are_othe
     """A run that has just changed its number of nodes and ends at once leaves them for the next start."""
     now = MemoryDir(tmp_path / "memory", (0,), world=3)
     now.path.mkdir()
-    assert not now.is_needed
     put(now, 0, 2, 0, 5)
     assert now.whole() == {}
-    assert now.is_needed
     now.remove_unneeded()
     assert now.path.is_dir()
+    MemoryDir(tmp_path / "memory", (1,), world=None).remove_unneeded()
+    assert not now.path.is_dir(), "of a fixed number only one's own count"
