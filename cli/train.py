@@ -98,7 +98,7 @@ def train(
         host = stack.enter_context(_rendezvous(run, spec, seal))
         nursery = stack.enter_context(nursery_of(spec))
         plan = plan_of(spec.largest, import_paths)
-        plan = plan if start.fresh else _going_on(run, plan)
+        plan = plan if start.fresh else _going_on(run, spec, plan)
         memory = stack.enter_context(own_places(run, spec, plan, info, console, fresh=start.fresh))
         from ..engine.launch import Launcher
 
@@ -325,12 +325,17 @@ def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
     return make_plan(spec, this_machine(spec), None, parameters, cuts)
 
 
-def _going_on(run: RunDir, plan: Plan) -> Plan:
+def _going_on(run: RunDir, spec: Spec, plan: Plan) -> Plan:
     """The plan with what the run has measured so far; a plan that cannot be read is made anew, as on a first start."""
     from ..planners.plan import plan_from_json
+    from ..planners.resized import taking_along
 
     try:
-        return plan.going_on(plan_from_json(read(run.plan)))
+        before = plan_from_json(read(run.plan))
+        same = plan.going_on(before)
+        if same.measured is not None or not spec.cluster.nodes.elastic:
+            return same
+        return taking_along(plan, spec.largest, before, spec.at(before.training.nodes))
     except (Unreadable, ValueError):
         return plan
 

@@ -87,6 +87,13 @@ class Alone(Elsewhere):
         self.memory.settle()
         return max(self.memory.whole(), default=None)
 
+    def in_parts(self) -> Version | None:
+        """The newest version that the nodes may have between them in memory, as of the last time they were asked.
+
+        None: what is whole on all of them is all there is. A node that is missing may have the rest of any version.
+        """
+        return None
+
     def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
         """Have the other nodes carry a version on and end their drainers."""
 

@@ -26,6 +26,14 @@ class Carrier:
         """The newest version that is whole in memory on every node, as of the last time they were asked."""
         return max(self.memory.whole(), default=None) if self.team.nodes == 1 else self._newest
 
+    def left_in_memory(self, durable: Version | None) -> Version | None:
+        """What the nodes may have between them that is newer than all that is `durable`; None: nothing is.
+
+        It needs a node that is missing, or a number of ranks that the run has no more, so no drainer can carry it.
+        """
+        parts = self.team.in_parts()
+        return parts if parts is not None and (durable is None or parts > durable) else None
+
     @property
     def names(self) -> str:
         """The tiers in words."""

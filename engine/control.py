@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..planners.controller import Decision, Rule, decide, excess_of_given, first_setting
+from ..planners.controller import Decision, decide, excess_of_given, first_setting, rule_of
 from ..planners.document import Plan, Settled
 from ..planners.layers import windows_per_step
 from ..planners.observed import Figures, Sample, Setting, Window
@@ -25,24 +25,6 @@ WINDOW_PASSES = 256
 """Steps whose passes are remembered."""
 OTHER_PACE = 0.2
 """The windows are given other shares when one of them changes by more than this part."""
-
-
-def rule_of(spec: Spec, plan: Plan) -> Rule:
-    """What the controller has to keep to."""
-    planned = {tier.type: tier for tier in plan.tiers}
-    memory, first = planned.get("memory"), spec.first_slow_tier
-    slow = planned[first.type] if first is not None else None
-    reached = [planned[tier.type].every for tier in spec.slow_tiers[1:]]
-    reached += [tier.keep_every for tier in spec.slow_tiers if tier.keep_every is not None]
-    return Rule(
-        budget=spec.checkpoint.max_overhead,
-        max_steps=spec.max_steps,
-        memory=memory.every if memory is not None else 0,
-        memory_auto=memory is not None and memory.auto,
-        slow=slow.every if slow is not None else 0,
-        slow_auto=slow is not None and slow.auto,
-        reached=tuple(reached),
-    )
 
 
 def beginning(spec: Spec, plan: Plan) -> tuple[Cadence, Pace]:

@@ -105,27 +105,40 @@ class Ending:
             durable = self.beyond.carry_on(INTERRUPT_DRAIN_S)
             kept = durable or self.beyond.newest()
             where = f"; newest checkpoint: step {kept.step}" if kept is not None else "; nothing was stored"
-            if durable is not None:
-                self.memory.remove()
+            where += self._forget(durable)
             return self._outcome("interrupted", Code.INTERRUPTED, f"interrupted{where}")
         result = read_result(self.run, self.attempt) if self.attempt else None
         if result is not None and not result.preempted:
             return self._ended(result)
         durable = self.beyond.carry_on(DRAIN_TIMEOUT_S, self._far_timeout_s)
-        if durable is None and self.beyond.newest() is None:
+        if durable is None and self.beyond.newest() is None and self.beyond.left_in_memory(None) is None:
             return self._outcome("interrupted", Code.INTERRUPTED, f"stopped by {name}; nothing was stored yet")
         return self._preempted(durable, result.loss if result else None)
 
+    def _forget(self, durable: Version | None) -> str:
+        """Give the memory back once nothing newer than what is `durable` is in it; else say what is."""
+        left = self._left_words(durable)
+        if durable is not None and not left:
+            self.memory.remove()
+        return left
+
+    def _left_words(self, durable: Version | None) -> str:
+        left = self.beyond.left_in_memory(durable)
+        if left is None:
+            return ""
+        again = f"dtrain resume --from latest {self.run.root} on all of them"
+        return f"; step {left.step} is in the memory of the nodes, as far as none of them has lost it: {again}"
+
     def _preempted(self, durable: Version | None, loss: float | None) -> Outcome:
-        kept = durable or self.beyond.newest()
+        kept = durable or self.beyond.newest() or self.beyond.left_in_memory(None)
         if kept is None:
             return self._outcome("interrupted", Code.INTERRUPTED, "stopped; nothing was stored yet", loss=loss)
         tier = self.beyond.tier_of(durable) if durable is not None else "memory"
         self._event("preempted", step=kept.step, tier=tier)
         lost = self.beyond.taken_over()
-        if durable is not None:
-            self.memory.remove()
-        note = "" if durable is not None else f" (only in this node's memory: {self.beyond.why_only_memory()})"
+        note = self._forget(durable)
+        if durable is None and not note:
+            note = f" (only in this node's memory: {self.beyond.why_only_memory()})"
         message = f"stopped after step {self.step_reached}; checkpoint of step {kept.step} in {tier}{note}{lost}"
         return self._outcome("preempted", lower(Code.PREEMPTED, lost), message, loss=loss)
 
@@ -134,12 +147,11 @@ class Ending:
         assert budget.first is not None
         fault, attempt = budget.first
         self.signals.ignore()
-        if self.beyond.carry_on(DRAIN_TIMEOUT_S) is not None:
-            self.memory.remove()
+        left = self._forget(self.beyond.carry_on(DRAIN_TIMEOUT_S))
         error = read_error(self.run, attempt, fault.rank) if fault.rank is not None else None
         several = self.spec.cluster.nodes > 1 and fault.rank is not None
         where = f"node {fault.node_of(self.spec)}, " if several else ""
-        outcome = self._outcome("failed", fault.code, f"{where}{fault.detail} ({why})")
+        outcome = self._outcome("failed", fault.code, f"{where}{fault.detail} ({why}){left}")
         trace = error.trace if error is not None and error.kind not in _SPOKEN_FOR else None
         return Outcome(**{**vars(outcome), "trace": trace, "log": self._log_of(fault, attempt)})
 
@@ -153,7 +165,7 @@ class Ending:
         self.signals.ignore()
         kept = self.beyond.carry_on(DRAIN_TIMEOUT_S)
         where = f"; newest checkpoint: step {kept.step} in {self.beyond.tier_of(kept)}" if kept is not None else ""
-        return self._outcome("failed", Code.MISSING_RESOURCE, f"{missing}{where}")
+        return self._outcome("failed", Code.MISSING_RESOURCE, f"{missing}{where}{self._left_words(kept)}")
 
     def _nothing_in_common(self, passed: list[dict[str, Any]]) -> Outcome:
         """What was resumed never begins anew: what one node could go on from is of no use to the others."""

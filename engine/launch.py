@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..planners.plan import Plan
+from ..planners.plan import Plan, plan_from_json
+from ..planners.resized import taking_along
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, read_heartbeats
@@ -126,7 +127,7 @@ class Launcher(Ending):
         assert self.replan is not None
         before, self.seats = self.seats, self.team.roster
         self.spec = self.base.at(self.team.nodes)
-        self.plan = self.replan(self.spec)
+        self.plan = self._taking_along(self.replan(self.spec))
         write(self.run.plan, dumps(self.plan.to_json()))
         workers = self.spec.cluster.workers_per_node
         self.memory = replace(self.memory, ranks=tuple(range(workers)), world=self.spec.world_size)
@@ -142,6 +143,14 @@ class Launcher(Ending):
                 "resized", step=self.step_reached, nodes=len(self.seats), before=len(before), names=list(self.seats),
                 world=self.spec.world_size, state_digest=stopped.state_digest if stopped is not None else None,
             )  # fmt: skip
+
+    def _taking_along(self, plan: Plan) -> Plan:
+        """The plan with what was measured with another number of nodes: workers, else an earlier start, left it."""
+        try:
+            before = plan_from_json(read(self.run.plan))
+            return taking_along(plan, self.spec, before, self.base.at(before.training.nodes))
+        except (Unreadable, ValueError):
+            return plan
 
     def _is_training(self) -> bool:
         """Tell whether every rank of this node makes steps: before that a stop signal would end it at once."""

@@ -103,6 +103,8 @@ class Member:
                 self._reach(message)
             elif kind == "attempt":
                 self._work(message)
+            elif kind == "waiting":
+                self.say(str(message.get("detail")))
             elif kind == "carry":
                 self._carry(message)
                 self.line.post({"kind": "carried"})
@@ -272,7 +274,7 @@ class Member:
         """Node 0 is gone: end here too. What is in memory stays, for all nodes to go on from."""
         self.signals.ignore()
         self.memory.settle(())  # the drainer may wait for a node 0 that never comes
-        kept = max(self.memory.whole(), default=None)
+        kept = max(self._any_memory().whole(), default=None)
         where = f"; the snapshot of step {kept.step} is in this node's memory" if kept is not None else ""
         again = f"dtrain resume --from latest {self.run.root} on all nodes"
         if self._deadline is not None:
@@ -280,6 +282,10 @@ class Member:
         code = Code.PREEMPTED if kept is not None else Code.FAILED
         step = kept.step if kept is not None else 0
         return self._outcome("failed", code, f"{why}: the run has ended here{where}; start it again: {again}", step)
+
+    def _any_memory(self) -> MemoryDir:
+        """Where the number of nodes changes, what is left of the former number counts, and any part of it."""
+        return MemoryDir(self.memory.path, ()) if self.base.cluster.nodes.elastic else self.memory
 
     def _outcome(self, status: str, code: Code, message: str, step: int) -> Outcome:
         return Outcome(status, code, message, step, self.attempt, seconds=time.monotonic() - self._started)

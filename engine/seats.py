@@ -25,6 +25,13 @@ class Seats:
         """Whether the run may go on with the nodes that were there when `missing` was last asked."""
         return self._enough_since is not None
 
+    def enough_after(self, others: Collection[int]) -> tuple[float, int] | None:
+        """Until when (time.monotonic) more are waited for, and with how many nodes it goes on then; None: with none."""
+        if self._enough_since is None:
+            return None
+        missing = [node for node in range(1, self.most) if node not in others]
+        return self._enough_since + self._patience_s(missing), self._count(self.most - len(missing))
+
     def rise(self) -> None:
         """An attempt is over: all waits begin anew."""
         self._enough_since = self._more_since = None

@@ -12,8 +12,19 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ..planners.words import duration
 from ..specs.models import Spec
-from ..tiers.agree import Held, agreed, between, held_from_json, look, newest, to_drain, with_memory_of_all
+from ..tiers.agree import (
+    Held,
+    agreed,
+    between,
+    between_nodes,
+    held_from_json,
+    look,
+    newest,
+    to_drain,
+    with_memory_of_all,
+)
 from ..tiers.layout import Version
 from ..tiers.memory import MemoryDir
 from ..tiers.recovery import Candidate
@@ -41,6 +52,8 @@ STALE_S = 0.3
 AGAIN_S = 1.0
 """Between two looks at a way that is cut."""
 FAREWELL_S = 3.0
+TELL_S = 60.0
+"""Between two words on what is waited for."""
 
 
 @dataclass
@@ -137,10 +150,21 @@ class Team(Alone):
             if now > deadline:
                 raise NodeMissing(self._why_missing(missing))
             if now > told:
-                told = deadline + 1
-                self.tell("waiting", nodes=missing, detail=f"waiting for {node_words(missing)} at {self.host.endpoint}")
+                told = now + TELL_S
+                words = self._waiting_words(missing, deadline, now)
+                self.tell("waiting", nodes=missing, detail=words)
+                self.company.tell_all({"kind": "waiting", "detail": words})
             time.sleep(TURN_S)
             self._handle()
+
+    def _waiting_words(self, missing: Sequence[int], deadline: float, now: float) -> str:
+        """Who is waited for, how long at the most, and what comes then."""
+        after = self.seats.enough_after(self.company.ready)
+        then = "then the run ends"
+        if after is not None:
+            deadline, then = min(deadline, after[0]), f"then on with {after[1]} nodes"
+        at_most = duration(round(deadline - now))
+        return f"waiting for {node_words(missing)} at {self.host.endpoint}, {at_most} at the most; {then}"
 
     def has_more(self) -> bool:
         """As `Alone.has_more`."""
@@ -309,6 +333,12 @@ class Team(Alone):
         self._ask(patience_s)
         self.memory.settle(self._to_drain())
         return newest(self._seated(), self.nodes)
+
+    def in_parts(self) -> Version | None:
+        """As `Alone.in_parts`."""
+        if self.held.keys() == set(self.roster):
+            return max(between_nodes(self.held), default=None)
+        return max((version for held in self.held.values() for version in held.shards), default=None)
 
     def carry(self, version: Version | None, timeout_s: float, far_timeout_s: float | None) -> None:
         """As `Alone.carry`."""

@@ -22,6 +22,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..specs.models import Spec
+from .document import Plan
 from .intervals import DRAIN_SHARE, NEVER
 from .observed import PROBE_STEPS, PROBE_TIMES, SPENT_SHARE, SPENT_SNAPSHOTS, Figures, Setting
 from .words import duration, share, shares
@@ -59,6 +61,24 @@ class Decision:
 
     setting: Setting
     reason: str
+
+
+def rule_of(spec: Spec, plan: Plan) -> Rule:
+    """What the controller has to keep to."""
+    planned = {tier.type: tier for tier in plan.tiers}
+    memory, first = planned.get("memory"), spec.first_slow_tier
+    slow = planned[first.type] if first is not None else None
+    reached = [planned[tier.type].every for tier in spec.slow_tiers[1:]]
+    reached += [tier.keep_every for tier in spec.slow_tiers if tier.keep_every is not None]
+    return Rule(
+        budget=spec.checkpoint.max_overhead,
+        max_steps=spec.max_steps,
+        memory=memory.every if memory is not None else 0,
+        memory_auto=memory is not None and memory.auto,
+        slow=slow.every if slow is not None else 0,
+        slow_auto=slow is not None and slow.auto,
+        reached=tuple(reached),
+    )
 
 
 def first_setting(rule: Rule) -> Setting:

@@ -241,8 +241,12 @@ class MemoryDir:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether somebody could go on from what is here: whole snapshots, or another node's."""
-        return bool(self.whole()) or any(kept.all_slots() for kept in self.replicas().values())
+        """Tell whether somebody could go on from what is here: whole snapshots, or another node's.
+
+        Where the number of nodes has changed, those of before count until there are newer ones.
+        """
+        anybodys = self if self.world is None else MemoryDir(self.path, ())
+        return bool(anybodys.whole()) or any(kept.all_slots() for kept in self.replicas().values())
 
     def remove_unneeded(self) -> None:
         """Remove the folder unless somebody could go on from what is here."""

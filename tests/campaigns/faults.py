@@ -254,10 +254,10 @@ def unbroken(folder: Path, options: argparse.Namespace, links: Links | None) -> 
         return calm.job.losses(), calm.job.digest()
 
 
-def one_job(ground: Ground, chance: random.Random, faults: int, tally: Tally) -> None:
+def one_job(ground: Ground, chance: random.Random, faults: int, tally: Tally, kinds: type[Faults] = Faults) -> None:
     """A job with so many faults, then its end."""
     ground.start_all()
-    strikes = Faults(ground, chance)
+    strikes = kinds(ground, chance)
     for number in range(faults):
         target = ground.step() + chance.randint(1, max(1, (STEPS - ground.step()) // (faults - number + 1)))
         if not ground.tend_until(lambda target=target: ground.step() >= target):  # type: ignore[misc]

@@ -20,6 +20,8 @@ from dtrain.engine import line as lines
 from dtrain.engine import team as teams
 from dtrain.engine.agent import Ended, Interrupted
 from dtrain.engine.alone import NodeMissing
+from dtrain.engine.carry import Carrier
+from dtrain.engine.drain import DrainerProcess
 from dtrain.engine.hello import hello, refusal
 from dtrain.engine.lane import Message
 from dtrain.engine.line import Host, Line
@@ -162,6 +164,37 @@ def test_a_node_joins_and_what_both_hold_is_gone_on_from(scene: Scene) -> None:
     assert [slot.index for slot in scene.memories[0].pending()] == [0], "what one node wants carried all mark"
     assert ("joined", {"node": 1, "host": scene.team.company[1].host}) in scene.told
     assert scene.team.highest == 1
+
+
+def test_what_a_missing_node_may_have_the_rest_of_is_not_forgotten(scene: Scene) -> None:
+    """Both have step 5 in memory; the disk has step 4. Without one of them nobody can tell whether 5 is whole."""
+    for node in (0, 1):
+        put(scene.memories[node], node, 2, 0, 5)
+    beyond = Carrier(scene.memories[0], [], DrainerProcess.__new__(DrainerProcess), scene.team)
+    four, five = Version(attempt=1, step=4), Version(attempt=1, step=5)
+    with scene.mate() as mate:
+        scene.team.muster(CANDIDATES, [])
+        assert scene.team.newest() == five
+        assert beyond.left_in_memory(five) is None, "all of it is durable"
+        mate.fall_silent()
+        assert scene.team.newest(patience_s=2 * TIMEOUT_S) is None
+        assert beyond.left_in_memory(four) == beyond.left_in_memory(None) == five
+        assert beyond.left_in_memory(five) is None
+
+
+def test_who_is_waited_for_how_long_and_what_comes_then_is_told_everywhere(scene: Scene) -> None:
+    with scene.mate() as mate, mustering(scene) as found:
+        assert found() == ([], [])
+        mate.fall_silent()
+        with mustering(scene) as again:
+            deadline = time.monotonic() + 5
+            while not any(event == "waiting" for event, _ in scene.told) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            (words,) = [details["detail"] for event, details in scene.told if event == "waiting"]
+            assert words.startswith("waiting for node 1 at 127.0.0.1")
+            assert words.endswith("s at the most; then the run ends")
+            with scene.mate():
+                assert again() == ([], [])
 
 
 @pytest.mark.parametrize(

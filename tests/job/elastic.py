@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from tests.job.dtrain import Job, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, spec_of
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.jsonfile import read, read_lines
 
 TOLERANCE = 1e-4
 """Relative, of a loss against that of the fixed run: float32 sums in another order, and updates that follow them."""
-STEPS = 36  # time for a launcher to start on a busy machine before two nodes alone are at the end
+STEPS = 60  # time for a launcher to start on a busy machine before two nodes alone are at the end
+MEASURED = 22
+"""After this step the first window of the controller is full, and the plan has what it measured."""
 BATCH = 12
 WORDS = [
     "model.dropout=0", f"training.global_batch_size={BATCH}", "training.micro_batch_size=2", f"max_steps={STEPS}",
@@ -30,13 +32,17 @@ def elastic_spec(nodes: str, workers: int = 1, last_call: str = "20s", rejoin: s
 def shrink_and_grow(nodes: Cluster, words: Sequence[str] = (), workers: int = 1) -> None:
     """Three nodes, two when one is lost with its memory, three again; ends when all have."""
     job, words = nodes.job, [*WORDS, *words]
-    nodes.start_all(*words, fault=slow(4, STEPS, attempt=None))
-    wait_for_step(job, 5)
+    nodes.start_all(*words, fault=";".join(slow(MEASURED, STEPS, attempt) for attempt in (1, 2)))
+    wait_for_step(job, MEASURED)
+    measured = read(job.run.plan)["measured"]
     nodes.kill_node(2)
     shutil.rmtree(nodes.memory(2).path, ignore_errors=True)  # the machine is gone
     wait(lambda: len(job.events("attempt")) == 2, 20, "two nodes to go on")
     attempt = job.events("attempt")[1]
     assert (attempt["nodes"], attempt["world"]) == (2, 2 * workers)
+    taken = read(job.run.plan)["measured"]
+    assert taken is not None
+    assert taken["step"] >= measured["step"], "what was measured is taken along"
     wait(lambda: {line["attempt"] for line in read_lines(job.run.metrics)} >= {2}, 60, "a step of two nodes")
     nodes.start(2, *words)
     ended = nodes.end(120)

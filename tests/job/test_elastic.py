@@ -35,8 +35,8 @@ STRATEGIES = {
     "tensor and fsdp": (2, ["strategy.tp=2", "strategy.dp_shard=3"]),
 }
 """Workers of a node, and how they divide the model."""
-USUAL = {"replicas", "fsdp"}
-"""All others run with `make campaigns`."""
+USUAL = {"fsdp"}
+"""All others run with `make campaigns`; replicas are in test_node_loss, too."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n not in USUAL)) for n in STRATEGIES])

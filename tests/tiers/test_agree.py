@@ -159,3 +159,15 @@ def test_after_a_change_of_nodes_whoever_has_the_shards_gives_them() -> None:
     assert [one.version for one in agreed(candidates, {**nodes, 2: held()})[0]] == [V2]
     found, _ = agreed(candidates, {**nodes, 2: replace(held(), shards=of_three[2])})
     assert [(one.version, one.tier) for one in found] == [(V3, "peer"), (V2, "peer")]
+
+
+def test_snapshots_of_the_former_number_of_nodes_are_needed_until_there_are_others(tmp_path: Path) -> None:
+    """A run that has just changed its number of nodes and ends at once leaves them for the next start."""
+    now = MemoryDir(tmp_path / "memory", (0,), world=3)
+    now.path.mkdir()
+    put(now, 0, 2, 0, 5)
+    assert now.whole() == {}
+    now.remove_unneeded()
+    assert now.path.is_dir()
+    MemoryDir(tmp_path / "memory", (1,), world=None).remove_unneeded()
+    assert not now.path.is_dir(), "of a fixed number only one's own count"
