@@ -8,7 +8,7 @@ from typing import Any
 
 from ..tiers.jsonfile import append_event, append_line, read_lines
 from ..tiers.layout import RunDir, Version
-from .decided import Copied, Offered, Refused
+from .decided import Copied, Late, Offered, Refused
 from .evaluation import Evaluated
 from .restore import Restored
 
@@ -82,9 +82,15 @@ class Reporter:
             detail = f"the state is finite again; {count} snapshots were left out meanwhile"
             self.event("warning", version.step, detail=detail)
 
-    def copied(self, copied: Copied | None, nbytes: int) -> None:
-        """A version is with all peers; `nbytes` were sent for it, over all ranks."""
-        if copied is not None:
+    def copied(self, copied: Copied | Late | None, nbytes: int) -> None:
+        """A version is with all peers, or late; `nbytes` were sent for it, over all ranks."""
+        if isinstance(copied, Late):
+            self.event(
+                "warning", copied.version.step, tier="peer",
+                detail=f"the copy of step {copied.version.step} is not with all peers after {copied.seconds:.1f} s: "
+                "training goes on without it, and a node that is lost meanwhile repeats all steps since",
+            )  # fmt: skip
+        elif copied is not None:
             self.event(
                 "committed", copied.version.step, tier="peer", bytes=nbytes, seconds=copied.seconds, channel="storage"
             )
