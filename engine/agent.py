@@ -70,6 +70,10 @@ class Seat:
         """The lowest rank of this node."""
         return self.node * workers
 
+    def ranks(self, workers: int) -> range:
+        """The ranks of this node."""
+        return range(self.node * workers, (self.node + 1) * workers)
+
     def take(self, env: dict[str, str]) -> None:
         """Put a worker of this node's agent in its place among the workers of all nodes."""
         workers = int(env["LOCAL_WORLD_SIZE"])

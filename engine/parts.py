@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..planners.mesh import ALONE, Mesh
 from ..specs.models import GptModel, PythonModel, Spec, TextDataset
 from ..tiers.digest import digest
+from ..tiers.heartbeat import Phase
 from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, HeldOut, build_data
@@ -89,6 +90,7 @@ class Parts:
 
 def assemble(spec: Spec, context: Context) -> Parts:
     """Build everything from the spec, the same weights on every rank."""
+    context.enter(Phase.MODEL)
     seed_everything(spec.seed)
     by_name = isinstance(spec.model, GptModel)
     with torch.device("meta") if by_name else contextlib.nullcontext():
@@ -97,6 +99,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         model = model.to(context.device)
     if spec.training.precision == "bf16":
         lower(model)
+    context.enter(Phase.DATA)
     samples, others = build_data(spec)
     batches = Batches(
         samples,
@@ -109,6 +112,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     held_out = None
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
+    context.enter(Phase.PARTS)
     line = None
     if not by_name and context.device_mesh is not None:
         batch = to_device(batches.get(0, 0), context.device)
@@ -132,6 +136,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         held_out=held_out, mesh=context.mesh, rank=context.rank, ends=ends,
     )  # fmt: skip
     _check_same_data(parts, context)
+    context.enter(Phase.FIRST_PASSES)
     parts = replace(parts, moving=_warm_up(parts, context))
     seed_everything(spec.seed, context.draws_as)
     return parts

@@ -285,10 +285,8 @@ def compare(ground: Ground, oracle: tuple[dict[int, float], str], tally: Tally) 
     copied = [event for event in ground.job.events("committed") if event["tier"] == "peer"]
     if ground.options.peer and not copied:
         tally.wrong.append(f"{name}: nothing was ever copied to other nodes")
-    found = restarts(
-        read_lines(ground.job.run.metrics), read_lines(ground.job.run.events), ground.lost, int(ground.options.peer)
-    )
-    for restart in found:
+    metrics, events = read_lines(ground.job.run.metrics), read_lines(ground.job.run.events)
+    for restart in restarts(metrics, events, ground.lost, int(ground.options.peer)):
         tally.repeated[restart.repeated] += 1
         tally.restored[str(restart.tier)] += 1
         if restart.excuse is not None and restart.repeated > MOST_REPEATED:
