@@ -126,9 +126,12 @@ class Reporter:
 
     def restored(self, restored: Restored, state_digest: str, passed_over: tuple[dict[str, Any], ...]) -> None:
         """The state was read back."""
+        step = restored.candidate.version.step
+        for words in restored.mended:
+            self.event("warning", step, detail=f"damaged: {words}")
         self.event(
             "restored",
-            restored.candidate.version.step,
+            step,
             tier=restored.candidate.tier,
             seconds=restored.seconds,
             skipped=[*passed_over, *restored.skipped],
