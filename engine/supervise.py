@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ..tiers.heartbeat import DONE_STEP, Beat, Phase, is_alive, read_heartbeats
+from ..tiers.heartbeat import DONE_STEP, Beat, Phase, read_heartbeats, state_of
 from ..tiers.memory import MemoryDir
 from .activity import Activity
 from .stragglers import Stragglers, Work
@@ -25,6 +25,8 @@ from .ticker import Ticker
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
 GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
+HALTED = ("T", "t", "D")
+"""States of a process that waits for no other rank: stopped, traced, in a call that nothing interrupts (proc(5))."""
 STACK_S = 0.3  # time for the stack to reach the log
 STARVED_S = 2.0  # and before that for the signal to reach a process on a machine that is busy
 
@@ -44,14 +46,21 @@ class Sight:
     """How often it was seen to do something meanwhile."""
     raising: bool = False
     """It is on the way out of an exception."""
+    halted: bool = False
+    """Its process was stopped, or waits for a disk: not for another rank."""
     busy_s: float = 0.0
 
     def to_json(self) -> list[float]:
         """Form for messages."""
         return [
             self.rank, self.pid, self.count, self.step, int(self.alive), self.phase, self.signs, int(self.raising),
-            self.busy_s,
+            int(self.halted), self.busy_s,
         ]  # fmt: skip
+
+    @property
+    def is_marked(self) -> bool:
+        """Tell whether it stands still for a reason of its own, whatever the others do."""
+        return self.raising or self.halted
 
     @property
     def starts(self) -> bool:
@@ -66,8 +75,8 @@ class Sight:
 
 def sight_from(numbers: Sequence[float]) -> Sight:
     """What another node says of one of its ranks; raises ValueError for what is none."""
-    rank, pid, count, step, alive, phase, signs, raising = map(int, numbers[:-1])
-    return Sight(rank, pid, count, step, bool(alive), phase, signs, bool(raising), float(numbers[-1]))
+    rank, pid, count, step, alive, phase, signs, raising, halted = map(int, numbers[:-1])
+    return Sight(rank, pid, count, step, bool(alive), phase, signs, bool(raising), bool(halted), float(numbers[-1]))
 
 
 @dataclass
@@ -138,9 +147,11 @@ class Eyes:
 
     def _sight(self, beat: Beat, now: float) -> Sight:
         signs = self._activity.signs(beat.pid, now) if beat.step == 0 else 0
+        state = state_of(beat)
         return Sight(
-            beat.rank, beat.pid, beat.count, beat.step, is_alive(beat), beat.phase, signs, beat.raising, beat.busy_s
-        )
+            beat.rank, beat.pid, beat.count, beat.step, state not in (None, "Z"), beat.phase, signs, beat.raising,
+            state in HALTED, beat.busy_s,
+        )  # fmt: skip
 
 
 class Supervisor:
@@ -212,7 +223,8 @@ class Supervisor:
     def _stuck_at_work(self, now: float) -> _Seen | None:
         """The rank that the others wait for, once it has been silent for too long.
 
-        That is one on the way out of an exception, for counters may be alike then, else the one with the lowest.
+        That is one on the way out of an exception or one whose process is halted, for those that wait in a collective
+        may have the same counter; else the one with the lowest.
         Nobody is looked for while one still starts. After a death the rest has time to notice it, but not for ever.
         """
         at_work = [seen for seen in self._seen.values() if 0 < seen.beat.step < DONE_STEP]
@@ -224,8 +236,8 @@ class Supervisor:
         def is_silent(seen: _Seen) -> bool:
             return seen.silent_s(now) > max(self.timeout_s, PATIENCE * seen.longest) * grace
 
-        on_the_way_out = [seen for seen in alive if seen.beat.raising and is_silent(seen)]
-        found = min(on_the_way_out or alive, key=lambda seen: (seen.beat.count, seen.counted), default=None)
+        marked = [seen for seen in alive if seen.beat.is_marked and is_silent(seen)]
+        found = min(marked or alive, key=lambda seen: (seen.beat.count, seen.counted), default=None)
         return found if found is not None and is_silent(found) else None
 
     def _stuck_at_start(self, now: float) -> _Seen | None:
@@ -241,7 +253,7 @@ class Supervisor:
         behind = [seen for seen in starting if (seen.beat.phase, seen.beat.count) == first]
         if any(seen.silent_s(now) <= self.startup_s for seen in behind):
             return None
-        return min(behind, key=lambda seen: (not seen.beat.raising, seen.changed))
+        return min(behind, key=lambda seen: (not seen.beat.is_marked, seen.changed))
 
     def _end(self, seen: _Seen, now: float) -> None:
         beat = seen.beat

@@ -137,13 +137,13 @@ def start_of(pid: int) -> int | None:
         return None
 
 
-def is_alive(beat: Beat) -> bool:
-    """Tell whether the process that wrote the counter still runs (a zombie does not)."""
+def state_of(beat: Beat) -> str | None:
+    """The state of the process that wrote the counter, in the kernel's letter (proc(5), field 3 of stat)."""
     try:
         fields = Path(f"/proc/{beat.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return fields[0] != "Z" and int(fields[19]) == beat.started
+        return None
+    return fields[0] if int(fields[19]) == beat.started else None
 
 
 def end_group(beat: Beat) -> None:

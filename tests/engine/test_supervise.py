@@ -434,6 +434,19 @@ def test_row_99_of_equal_counters_the_one_on_the_way_out_of_an_exception_is_name
     assert job.ended() == [rank]
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_of_equal_counters_the_one_whose_process_is_stopped_is_named(watch: Watch, rank: int) -> None:
+    """It may have been stopped in a collective, where the others wait for it with the same counter."""
+    job = watch(3)
+    job.beat(0, 1, 2, step=9)
+    job.look(0)
+    os.kill(job.ranks[rank].pid, signal.SIGSTOP)
+    while not any(sight.halted for sight in job.supervisor.eyes.look(job.now)):
+        time.sleep(0.01)
+    assert [hang.rank for hang in job.look(1.1)] == [rank]
+    assert job.ended() == [rank]
+
+
 def test_one_that_deals_with_an_exception_and_goes_on_is_not_blamed_for_another(watch: Watch) -> None:
     job = watch(2)
     job.counters[0].raising(True)
