@@ -28,11 +28,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..specs.models import Spec
 from ..tiers.layout import RunDir
+from . import meeting
 from .channels import STORAGE_INTERFACE
 from .forks import LAUNCHER, worker_environment
+from .network import LOOPBACK_ADDRESS
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-START_TIMEOUT_S = 60
 MONITOR_INTERVAL_S = 0.02  # a look costs a waitpid per worker; half of it passes before a death is seen
 
 
@@ -69,6 +70,10 @@ class Seat:
     def first_rank(self, workers: int) -> int:
         """The lowest rank of this node."""
         return self.node * workers
+
+    def ranks(self, workers: int) -> range:
+        """The ranks of this node."""
+        return range(self.node * workers, (self.node + 1) * workers)
 
     def take(self, env: dict[str, str]) -> None:
         """Put a worker of this node's agent in its place among the workers of all nodes."""
@@ -145,13 +150,11 @@ def run_workers(run: RunDir, attempt: int, spec: Spec, command: list[str], seat:
         max_nodes=1,
         nproc_per_node=spec.cluster.workers_per_node,
         run_id=f"{spec.name}-{attempt}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_configs={"timeout": START_TIMEOUT_S},
+        rdzv_backend=meeting.backend(),
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
         logs_specs=RankLogs(run, attempt, seat),
-        local_addr="127.0.0.1",
+        local_addr=LOOPBACK_ADDRESS,
         signals_to_handle=",".join(number.name for number in _heeded()),
         shutdown_timeout=max(1, round(spec.cluster.shutdown_timeout)),
     )

@@ -91,7 +91,7 @@ class BenchWorker(Worker):
     def train(self) -> NoReturn:
         """Join the others, try every method once, then measure in rounds."""
         wanted = read_wanted(self.run)
-        self.context = join(self.spec, self.memory, self.stop)
+        self.context = join(self.spec, self.memory, self.stop, self.heartbeat)
         self.recorder = Recorder(self.run, self.job.attempt, active=self.context.rank == 0)
         self.parts = assemble(self.spec, self.context)
         ours = any(name.startswith("dtrain") for name in wanted.methods)

@@ -23,7 +23,7 @@ from .bench import Wanted, lines_of
 from .drain import DrainerProcess
 from .forks import plain_command
 from .job import Job, read_error
-from .supervise import Supervisor
+from .supervise import Eyes, Supervisor
 from .ticker import Ticker
 from .verdict import find_fault
 
@@ -70,7 +70,7 @@ class BenchLauncher:
         wanted.write(self.run)
         attempt = self.run.next_attempt()
         job = Job(str(self.run.root), str(self.memory.path), self.run_id, attempt, self.import_paths, ()).write()
-        supervisor = Supervisor(self.memory, SILENCE_S)
+        supervisor = Supervisor(Eyes(self.memory), SILENCE_S, self.spec.cluster.startup_timeout)
         try:
             self.drainer.start()
             with (

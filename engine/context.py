@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..planners.mesh import ALONE, DIMS, WITHIN_STAGE, Mesh, mesh_of
 from ..specs.models import Spec
-from ..tiers.heartbeat import DONE_STEP, Heartbeat
+from ..tiers.heartbeat import DONE_STEP, Heartbeat, Phase
 from ..tiers.memory import MemoryDir
 from .channels import StorageChannel, storage_channel
 from .precision import autocast
@@ -100,6 +100,10 @@ class Context:
         """Tell the launcher that this rank makes progress."""
         self.heartbeat.beat(self.step, self.busy_s)
 
+    def enter(self, phase: Phase) -> None:
+        """Tell the launcher which part of its start this rank has come to."""
+        self.heartbeat.enter(phase)
+
     def sign_off(self) -> None:
         """Tell the launcher that no more progress is to be expected."""
         self.heartbeat.beat(DONE_STEP)
@@ -163,11 +167,15 @@ def share_cores(workers: int) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
-def join(spec: Spec, memory: MemoryDir, stop: StopFlag) -> Context:
-    """Set up determinism, threads and process groups; returns when all ranks are there."""
+def join(spec: Spec, memory: MemoryDir, stop: StopFlag, beat: Heartbeat | None = None) -> Context:
+    """Set up determinism, threads and process groups; returns when all ranks are there.
+
+    `beat` is this rank's counter, where it has one already.
+    """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
-    beat = Heartbeat(memory, rank)  # by it the launcher can end a worker that waits for one that never comes
+    beat = beat or Heartbeat(memory, rank)  # by it the launcher can end a worker that waits for one that never comes
+    beat.enter(Phase.JOINING)
     device = pick_device(spec.cluster.device, local_rank)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As use_deterministic_algorithms(True, warn_only=True), which imports all of inductor to tell it so: 0.8 s.

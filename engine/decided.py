@@ -23,6 +23,14 @@ class Refused:
     tensor: str
 
 
+class Late(NamedTuple):
+    """A version that not all peers have although it was waited for: training goes on, and what it does is at risk."""
+
+    version: Version
+    seconds: float
+    """Since it was offered."""
+
+
 class Copied(NamedTuple):
     """A version that all peers have by now, and the time since it was offered."""
 

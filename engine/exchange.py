@@ -3,7 +3,8 @@
 First every rank tells which shards it has, with their headers and digests; then which pieces it wants. From that all
 know the same order of transfers: shard by shard, piece by piece, from the one rank that has it to those that want it,
 in chunks over the storage channel. A piece that all want is broadcast. Nothing goes through a disk, and no message is
-a pickle. Whatever is wrong with a piece, all ranks go through all transfers, so nobody waits for one that gave up.
+a pickle. Whatever is wrong with a piece, all ranks go through all transfers, so nobody waits for one that gave up; then
+those that are wrong are given once more by a rank that has a copy, and whoever has the damaged one mends it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,16 +55,17 @@ class Exchange:
     def open(self, candidate: Candidate) -> Exchanged:
         """Learn who has which shard; every rank must call it. Raises Unreadable, on all ranks alike."""
         heard = self.context.gather_bytes(self._what_we_have(candidate))
-        reason, given = "", dict[int, Given]()
+        reason, given, offers = "", dict[int, Given](), list[Given]()
         try:
             understood = [_understood(rank, said) for rank, said in enumerate(heard)]
-            given = nearest([one for found, _ in understood for one in found])
+            offers = [one for found, _ in understood for one in found]
+            given = nearest(offers)
             _check_complete(given, candidate, {rank: words for rank, (_, words) in enumerate(understood)})
         except Unreadable as error:
             reason = str(error)
         if not self.context.all_agree(not reason):
             raise Unreadable(reason or "another rank could not understand what the nodes have in memory")
-        return Exchanged(candidate, [given[rank] for rank in sorted(given)], self)
+        return Exchanged(candidate, [given[rank] for rank in sorted(given)], offers, self)
 
     def _what_we_have(self, candidate: Candidate) -> bytes:
         """Headers and commit records of the shards that this rank can give, or why it has not even its own.
@@ -86,7 +89,14 @@ class Exchange:
                     shards.append({"record": json.loads(told.to_bytes()), "header": header})
             except Unreadable as failure:
                 error = error or (str(failure) if rank == own else "")
+                self._damaged(candidate, rank)
         return dumps({"shards": shards, "error": error})
+
+    def _damaged(self, candidate: Candidate, rank: int) -> None:
+        """A shard that cannot be read is none: nobody is to be sent it. What the drainer holds it finds out itself."""
+        found = self._slot(candidate, rank)
+        if found is not None and not found[0].pinned:
+            found[0].invalidate()
 
     def _ranks_here(self) -> range:
         first = self.context.rank - self.context.rank % self.workers
@@ -99,6 +109,19 @@ class Exchange:
                 return slot, record
         return None
 
+    def mend(self, candidate: Candidate, shard: Shard, index: int, data: bytearray) -> None:
+        """Put a piece right in this node's memory, where it is damaged there."""
+        found = self._slot(candidate, shard.rank)
+        if found is None:
+            return
+        with suppress(Unreadable), ShardReader(found[0].file) as reader:
+            offsets = reader.shard.offsets()
+            with reader.data(index, offsets) as stored:
+                if reader.header_digest != found[1].header_digest or stored == data:
+                    return
+            with found[0].file.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), data, reader.data_start + offsets[index])
+
     def reader(self, candidate: Candidate, rank: int, stack: ExitStack) -> tuple[SlotRecord, ShardReader]:
         """A shard in this node's memory, mapped until `stack` is left. Raises Unreadable."""
         found = self._slot(candidate, rank)
@@ -110,10 +133,14 @@ class Exchange:
 class Exchanged:
     """A checkpoint in the memory of several nodes, its description known to all."""
 
-    def __init__(self, candidate: Candidate, given: Sequence[Given], exchange: Exchange) -> None:
-        """`given` are all shards, by rank."""
-        self.candidate, self.given, self.exchange = candidate, given, exchange
+    def __init__(
+        self, candidate: Candidate, given: Sequence[Given], offers: Sequence[Given], exchange: Exchange
+    ) -> None:
+        """`given` are all shards, by rank; `offers` all that there are of each."""
+        self.candidate, self.given, self.offers, self.exchange = candidate, given, offers, exchange
         self.meta: dict[str, Any] = given[0].record.meta
+        self.mended: list[str] = []
+        """What came from a copy because it was damaged where it should have come from; the same on all ranks."""
 
     def facts(self) -> dict[str, Facts]:
         """Every tensor of the state by name."""
@@ -128,39 +155,103 @@ class Exchanged:
     def contents(self, wanted: Wanted) -> Iterator[Content]:
         """The pieces that this rank wants, verified; every rank must go through to the end.
 
-        Raises Unreadable at the end, when a piece of this rank did not arrive as it was stored.
+        Raises Unreadable at the end, when a piece of this rank did not arrive as it was stored from anywhere.
         """
-        context = self.exchange.context
+        gather = self.exchange.context.gather_bytes
         mine = bytes(wanted(entry, one.shard.rank) for one in self.given for entry in one.shard.entries)
-        wishes = context.gather_bytes(mine)
-        position, wrong = 0, ""
+        wishes, given = gather(mine), list[Given | None](self.given)
+        tried = [{one.giver} for one in self.given]
+        while True:
+            wrong = bytearray(len(mine))
+            yield from self._round(given, wishes, mine, wrong)
+            wishes = gather(bytes(wrong))
+            if not any(map(any, wishes)):
+                return
+            given = self._others(given, tried, wishes)
+            if all(one is None for one in given):
+                break
+        names = [f"rank {one.shard.rank}'s {entry.name}" for one in self.given for entry in one.shard.entries]
+        bad = next((name for name, lost, wish in zip(names, wrong, mine, strict=True) if lost and wish), None)
+        if bad is not None:
+            raise Unreadable(f"{self.candidate.version} in memory: {bad} does not match its digest")
+
+    def _others(
+        self, given: Sequence[Given | None], tried: Sequence[set[int]], wishes: Sequence[bytes]
+    ) -> list[Given | None]:
+        """Who gives those shards once more of which pieces were wrong; None for all if one has no other giver left."""
+        found: list[Given | None] = []
+        position = 0
+        for number, one in enumerate(self.given):
+            end = position + len(one.shard.entries)
+            again = None
+            if any(any(wish[position:end]) for wish in wishes):
+                again = next((other for other in self._copies(one) if other.giver not in tried[number]), None)
+                if again is None:
+                    return [None] * len(self.given)
+                before = given[number]
+                assert before is not None
+                tried[number].add(again.giver)
+                names = [
+                    entry.name
+                    for at, entry in enumerate(one.shard.entries, position)
+                    if any(wish[at] for wish in wishes)
+                ]
+                self.mended.append(
+                    f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in rank {one.shard.rank}'s shard "
+                    f"that rank {before.giver} has in memory: taken from the copy that rank {again.giver} has"
+                )
+            found.append(again)
+            position = end
+        return found
+
+    def _copies(self, one: Given) -> list[Given]:
+        """All that there are of a shard, byte for byte the same if none is damaged."""
+        same = (one.shard.rank, one.record.header_digest, one.record.digests)
+        return [
+            other
+            for other in self.offers
+            if (other.shard.rank, other.record.header_digest, other.record.digests) == same
+        ]
+
+    def _round(
+        self, given: Sequence[Given | None], wishes: Sequence[bytes], mine: bytes, wrong: bytearray
+    ) -> Iterator[Content]:
+        """Every piece from its giver to those who wish for it; `wrong` is marked where it is not what it should be.
+
+        Also by a giver that has a damaged one, so that it can mend it with the next.
+        """
+        context, position = self.exchange.context, 0
         buffer = torch.empty(CHUNK, dtype=torch.uint8)
-        for one in self.given:
+        for first, one in zip(self.given, given, strict=True):
+            if one is None:
+                position += len(first.shard.entries)
+                continue
             with ExitStack() as stack:
                 reader, offsets = None, one.shard.offsets()
                 if one.giver == context.rank:
-                    try:
+                    with suppress(Unreadable):
                         reader = self.exchange.reader(self.candidate, one.shard.rank, stack)[1]
-                    except Unreadable as error:
-                        wrong = wrong or str(error)
                 for index, entry in enumerate(one.shard.entries):
                     takers = [rank for rank, wish in enumerate(wishes) if wish[position]]
-                    position += 1
-                    stored = reader.data(index, offsets) if reader is not None else None
+                    at, position = position, position + 1
+                    stored = reader.data(index, offsets) if reader is not None and takers else None
                     data = self._pass_on(one.giver, takers, entry.nbytes, stored, buffer)
+                    expected = one.record.digests[index]
                     if stored is not None:
+                        wrong[at] = digest(stored) != expected
                         stored.release()
                     if data is None:
                         continue
-                    if digest(data) != one.record.digests[index]:
-                        wrong = wrong or f"rank {one.shard.rank}'s {entry.name} does not match its digest"
+                    wrong[at] = digest(data) != expected
+                    if wrong[at]:
                         continue
-                    yield Content(
-                        one.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
-                        entry.is_state, memoryview(data),
-                    )  # fmt: skip
-        if wrong:
-            raise Unreadable(f"{self.candidate.version} in memory: {wrong}")
+                    if one is not first:
+                        self.exchange.mend(self.candidate, one.shard, index, data)
+                    if mine[at]:
+                        yield Content(
+                            one.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,
+                            entry.is_state, memoryview(data),
+                        )  # fmt: skip
 
     def _pass_on(
         self, giver: int, takers: Sequence[int], nbytes: int, stored: memoryview | None, buffer: torch.Tensor

@@ -49,6 +49,17 @@ def read_job(path: Path) -> Job:
     return Job(**{**value, "import_paths": tuple(value["import_paths"]), "skipped": tuple(value["skipped"])})
 
 
+CONSEQUENCES = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "tcpstore",
+)
+
+
 @dataclass(frozen=True)
 class WorkerError:
     """What ended a worker, in its own words."""
@@ -61,6 +72,14 @@ class WorkerError:
     final: bool
     time: float
 
+    @property
+    def is_consequence(self) -> bool:
+        """Tell whether it says no more than that another rank was lost."""
+        text = self.message.lower()
+        return self.kind in ("DistBackendError", "DistNetworkError") or (
+            self.kind == "RuntimeError" and any(word in text for word in CONSEQUENCES)
+        )
+
 
 def write_error(run: RunDir, attempt: int, rank: int, error: BaseException, exit_code: int, *, final: bool) -> None:
     """Leave a note for the launcher; `final` says that a restart would end the same way."""
@@ -68,6 +87,13 @@ def write_error(run: RunDir, attempt: int, rank: int, error: BaseException, exit
     note = WorkerError(rank, type(error).__name__, str(error), trace, exit_code, final, time.time())
     with contextlib.suppress(OSError):  # the exit code tells the launcher, if not in so many words
         _leave(run, run.error(attempt, rank), dumps(asdict(note)))
+
+
+def take_error_back(run: RunDir, attempt: int, rank: int) -> None:
+    """Remove the note of a rank that goes on after all."""
+    for path in (run.error(attempt, rank), _in_memory(run, run.error(attempt, rank))):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def read_error(run: RunDir, attempt: int, rank: int) -> WorkerError | None:

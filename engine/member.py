@@ -33,7 +33,7 @@ from .outcome import Outcome
 from .peers import peers_of
 from .reach import Doors, door_from_json, unreachable
 from .shift import Shifts
-from .supervise import end_with_stack, sights_of
+from .supervise import Eyes, end_rank
 from .team import GRACE_S
 
 TURN_S = 0.02
@@ -75,6 +75,7 @@ class Member:
         self._deadline: float | None = None
         self._doors: Doors | None = None
         self._started = time.monotonic()
+        self._eyes = self._eyes_of(self.seat[0])
         line.sign = self._sign
 
     def serve(self) -> Outcome:
@@ -136,8 +137,10 @@ class Member:
 
     def _sign(self) -> Message:
         """What goes with every sign of life: the counters of our ranks."""
-        ranks = [[s.rank, s.pid, s.count, s.step, int(s.alive), s.busy_s] for s in sights_of(self.memory)]
-        return {"attempt": self.attempt, "ranks": ranks}
+        return {"attempt": self.attempt, "ranks": [sight.to_json() for sight in self._eyes.look(time.monotonic())]}
+
+    def _eyes_of(self, seat: int) -> Eyes:
+        return Eyes(self.memory, Seat(seat).ranks(self.spec.cluster.workers_per_node))
 
     def _next(self) -> Message:
         """The next word of node 0; a signal that reaches us is passed on to it. Raises HostLost."""
@@ -194,9 +197,9 @@ class Member:
     def _take_seat(self, seat: int, nodes: int, plan: Plan) -> None:
         """Nodes have come or gone: what depends on their number and on this one's place is made anew."""
         self.seat, self.spec = (seat, nodes), self.base.at(nodes)
-        workers = self.spec.cluster.workers_per_node
-        ranks = tuple(range(seat * workers, (seat + 1) * workers))
-        self.memory = replace(self.memory, ranks=ranks, world=self.spec.world_size)
+        ranks = Seat(seat).ranks(self.spec.cluster.workers_per_node)
+        self.memory = replace(self.memory, ranks=tuple(ranks), world=self.spec.world_size)
+        self._eyes = self._eyes_of(seat)
         self.shifts.memory, self.shifts.spec = self.memory, self.spec
         self.drainer.stop(timeout_s=0.0)
         self.drainer.job = drain_job(self.spec, plan, self.run, self.memory, self.shifts.run_id, seat)
@@ -243,9 +246,9 @@ class Member:
         self._grace_s = min(self._grace_s, grace_s)
 
     def _end_rank(self, rank: object) -> None:
-        for sight in sights_of(self.memory):
+        for sight in self._eyes.look(time.monotonic()):
             if sight.rank == rank and sight.alive:
-                end_with_stack(sight.pid)
+                end_rank(sight)
 
     # -- the end --------------------------------------------------------------------------------------------------
 

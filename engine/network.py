@@ -12,6 +12,7 @@ import psutil
 from ..specs.models import Spec
 
 LOOPBACK = "lo"
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class NetworkError(Exception):

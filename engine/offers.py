@@ -15,7 +15,7 @@ from ..tiers.agree import pairs_of, versions_from
 from ..tiers.jsonfile import dumps
 from ..tiers.layout import Version
 from ..tiers.memory import Slot
-from .decided import Copied
+from .decided import Copied, Late
 
 WAIT_S = 0.002
 
@@ -40,6 +40,8 @@ class Offers:
         self.every, self.patience_s = every, patience_s
         self._given_up: Version | None = None
         """Which training waits for no longer: a peer takes nothing, and the job goes on without it."""
+        self._told: Version | None = None
+        """Of which was told that training goes on without it."""
         self.under_way: Version | None = None
         """The same on all ranks."""
         self.kept: Version | None = None
@@ -92,25 +94,32 @@ class Offers:
             time.sleep(WAIT_S)
         return time.perf_counter() - started
 
-    def decide(self, newest: Version | None, slots: Iterable[Slot], *, busy: bool) -> Copied | None:
+    def decide(self, newest: Version | None, slots: Iterable[Slot], *, busy: bool) -> Copied | Late | None:
         """At the end of a step: note what all peers have, and offer the `newest` version if it is due.
+
+        Of one that was waited for, in vain, is told once.
 
         `busy` is what all ranks agreed on. `slots` holds the slot of that version.
         """
-        copied = None
+        decided: Copied | Late | None = None
         if self.under_way is not None and not busy:
             if self.kept is not None:
                 self._slot(self.kept).withdraw()
                 del self._held[self.kept]
-            copied = Copied(self.under_way, time.perf_counter() - self._since)
+            decided = Copied(self.under_way, time.perf_counter() - self._since)
             self.kept, self.under_way = self.under_way, None
+        elif (
+            self.under_way is not None and newest is not None and self._is_due(newest) and self._told != self.under_way
+        ):
+            self._told = self.under_way
+            decided = Late(self.under_way, time.perf_counter() - self._since) if self.patience_s else None
         if self.under_way is None and newest is not None and self._is_due(newest):
             slot = next(iter(slots))
             slot.offer()
             self._held[newest] = slot
             self.under_way = self._last = newest
             self._since = time.perf_counter()
-        return copied
+        return decided
 
     def _is_due(self, newest: Version) -> bool:
         last = self._last.step if self._last is not None else 0

@@ -15,6 +15,7 @@ from ..planners.mesh import ALONE, Mesh
 from ..specs.datasets import TokenDataset
 from ..specs.models import GptModel, PythonModel, Spec
 from ..tiers.digest import digest
+from ..tiers.heartbeat import Phase
 from ..tiers.jsonfile import dumps
 from .context import Context
 from .data.build import Batches, HeldOut, build_data
@@ -90,6 +91,7 @@ class Parts:
 
 def assemble(spec: Spec, context: Context) -> Parts:
     """Build everything from the spec, the same weights on every rank."""
+    context.enter(Phase.MODEL)
     seed_everything(spec.seed)
     by_name = isinstance(spec.model, GptModel)
     with torch.device("meta") if by_name else contextlib.nullcontext():
@@ -98,6 +100,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         model = model.to(context.device)
     if spec.training.precision == "bf16":
         lower(model)
+    context.enter(Phase.DATA)
     samples, others = build_data(spec)
     batches = Batches(
         samples,
@@ -110,6 +113,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
     held_out = None
     if spec.evaluation is not None and others is not None:
         held_out = HeldOut(others, spec.evaluation, seed=spec.seed, micro_batch=spec.training.micro_batch_size)
+    context.enter(Phase.PARTS)
     line = None
     if not by_name and context.device_mesh is not None:
         batch = to_device(batches.get(0, 0), context.device)
@@ -133,6 +137,7 @@ def assemble(spec: Spec, context: Context) -> Parts:
         held_out=held_out, mesh=context.mesh, rank=context.rank, ends=ends,
     )  # fmt: skip
     _check_same_data(parts, context)
+    context.enter(Phase.FIRST_PASSES)
     parts = replace(parts, moving=_warm_up(parts, context))
     seed_everything(spec.seed, context.draws_as)
     return parts

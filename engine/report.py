@@ -8,7 +8,7 @@ from typing import Any
 
 from ..tiers.jsonfile import append_event, append_line, read_lines
 from ..tiers.layout import RunDir, Version
-from .decided import Copied, Offered, Refused
+from .decided import Copied, Late, Offered, Refused
 from .evaluation import Evaluated
 from .restore import Restored
 
@@ -82,9 +82,15 @@ class Reporter:
             detail = f"the state is finite again; {count} snapshots were left out meanwhile"
             self.event("warning", version.step, detail=detail)
 
-    def copied(self, copied: Copied | None, nbytes: int) -> None:
-        """A version is with all peers; `nbytes` were sent for it, over all ranks."""
-        if copied is not None:
+    def copied(self, copied: Copied | Late | None, nbytes: int) -> None:
+        """A version is with all peers, or late; `nbytes` were sent for it, over all ranks."""
+        if isinstance(copied, Late):
+            self.event(
+                "warning", copied.version.step, tier="peer",
+                detail=f"the copy of step {copied.version.step} is not with all peers after {copied.seconds:.1f} s: "
+                "training goes on without it, and a node that is lost meanwhile repeats all steps since",
+            )  # fmt: skip
+        elif copied is not None:
             self.event(
                 "committed", copied.version.step, tier="peer", bytes=nbytes, seconds=copied.seconds, channel="storage"
             )
@@ -120,9 +126,12 @@ class Reporter:
 
     def restored(self, restored: Restored, state_digest: str, passed_over: tuple[dict[str, Any], ...]) -> None:
         """The state was read back."""
+        step = restored.candidate.version.step
+        for words in restored.mended:
+            self.event("warning", step, detail=f"damaged: {words}")
         self.event(
             "restored",
-            restored.candidate.version.step,
+            step,
             tier=restored.candidate.tier,
             seconds=restored.seconds,
             skipped=[*passed_over, *restored.skipped],

@@ -40,6 +40,8 @@ class Restored:
     seconds: float
     skipped: list[dict[str, Any]] = field(default_factory=list)
     fresh_random: bool = False
+    mended: list[str] = field(default_factory=list)
+    """What was damaged in a node's memory, and came from a copy on another one."""
 
 
 def restore(
@@ -72,7 +74,8 @@ def restore(
             reason = str(error)
         if all_agree(not reason) and opened is not None:
             seconds = time.perf_counter() - started
-            return Restored(candidate, opened.meta, seconds, skipped, fresh)
+            mended = opened.mended if isinstance(opened, Exchanged) else []
+            return Restored(candidate, opened.meta, seconds, skipped, fresh, mended)
         skipped.append(
             {
                 "tier": candidate.tier,

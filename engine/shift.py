@@ -18,7 +18,7 @@ from .forks import NurseryProcess, plain_command
 from .job import Job
 from .reports import Report
 from .stragglers import Stragglers
-from .supervise import Elsewhere, Supervisor
+from .supervise import Elsewhere, Eyes, Supervisor
 from .ticker import Ticker
 from .verdict import notes_of
 
@@ -58,7 +58,8 @@ class Shifts:
         self._cut = False
         timeout_s = self.spec.cluster.heartbeat_timeout
         supervisor = Supervisor(
-            self.memory, timeout_s, self._give_up_nursery, elsewhere, judges=seat.node == 0,
+            Eyes(self.memory, seat.ranks(self.spec.cluster.workers_per_node)), timeout_s,
+            self.spec.cluster.startup_timeout, self._give_up_nursery, elsewhere, judges=seat.node == 0,
             stragglers=Stragglers(mesh_of(self.spec), timeout_s, self.tell),
         )  # fmt: skip
         try:
@@ -70,8 +71,7 @@ class Shifts:
             for beat in beats:
                 end_group(beat)
             self.memory.settle()
-        first = seat.first_rank(self.spec.cluster.workers_per_node)
-        notes = notes_of(self.run, attempt, range(first, first + self.spec.cluster.workers_per_node))
+        notes = notes_of(self.run, attempt, seat.ranks(self.spec.cluster.workers_per_node))
         at_work = {beat.rank: beat.step for beat in beats if beat.step < DONE_STEP}
         peaks = {beat.rank: beat.peak for beat in beats if beat.peak}
         return Report(self._ended(ended), tuple(notes), tuple(supervisor.hangs), at_work, peaks)

@@ -18,7 +18,7 @@ from ..tiers.layout import Version
 from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard, TooManyTensors
 from .copier import Copier, HostMover, Mover, NonFinite
-from .decided import Copied, Offered, Refused
+from .decided import Copied, Late, Offered, Refused
 from .drainwatch import DrainWatch
 from .live import Live
 from .offers import Offers
@@ -316,15 +316,15 @@ class Snapshots:
             newest = self.current if self.current is not None and self.refused is None else self.safe
             self.waited_s += self.offers.wait(newest, self.alive)
 
-    def share(self, *, busy: bool) -> Copied | None:
-        """Decide what other nodes get next; `busy` is what all ranks agreed on. Returns what they have got."""
+    def share(self, *, busy: bool) -> Copied | Late | None:
+        """Decide what other nodes get next; `busy` is what all ranks agreed on. Returns what they have got, or lack."""
         if self.offers is None:
             return None
         slots = (slot.slot for slot in self.slots if slot.version == self.safe)
-        copied = self.offers.decide(self.safe, slots, busy=busy)
-        if copied is not None:  # until then a node that is lost takes its part of all newer ones along
+        decided = self.offers.decide(self.safe, slots, busy=busy)
+        if isinstance(decided, Copied):  # until then a node that is lost takes its part of all newer ones along
             self._drop_outdated()
-        return copied
+        return decided
 
     def _drop_outdated(self) -> None:
         while self.outdated:

@@ -13,7 +13,7 @@ from ..specs.load import spec_to_json
 from ..tiers import faults
 from ..tiers.layout import Version
 from .context import Context
-from .decided import Copied, Offered, Refused
+from .decided import Copied, Late, Offered, Refused
 from .masters import updated_by, updated_of
 from .optim import clip_cut_gradients, clip_gradients, learning_rate, set_learning_rate, unscale
 from .parts import Parts
@@ -77,8 +77,8 @@ class StepOutcome:
     refused: Refused | None
     offered: Offered | None
     """What was decided on the checkpoint of the step before."""
-    copied: Copied | None = None
-    """A version that all peers have by now."""
+    copied: Copied | Late | None = None
+    """A version that all peers have by now, or still lack."""
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:

@@ -13,17 +13,6 @@ from .agent import Ended
 from .job import WorkerError, read_error
 from .supervise import Hang
 
-CONSEQUENCES = (
-    "gloo",
-    "nccl",
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "tcpstore",
-)
-
-
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 """Signals that a process brings upon itself."""
 SAME_FAULTS = 3
@@ -114,16 +103,23 @@ def judge(ended: Ended, errors: Sequence[WorkerError], hangs: Sequence[Hang], wo
     `errors` come in the order in which they became known: the clocks of two nodes do not compare.
     """
     if hangs:
-        hang = hangs[0]
-        detail = f"rank {hang.rank} stood still for {hang.silent_s:.1f} s in step {hang.step}; its stack is in its log"
-        return Fault(hang.rank, "hang", detail, final=False, code=Code.FAILED)
-    causes = sorted((e for e in errors if not _is_consequence(e)), key=lambda e: not e.final)
+        return _stood_still(hangs[0], errors)
+    causes = sorted((e for e in errors if not e.is_consequence), key=lambda e: not e.final)
     if causes and causes[0].final:
         return _from_error(causes[0])
     silent = {rank: code for rank, code in ended.exit_codes.items() if all(e.rank != rank for e in errors)}
     told_to_end = {rank: code for rank, code in silent.items() if code == -signal.SIGTERM}
     killed = {rank: code for rank, code in silent.items() if rank not in told_to_end}
     return _killed(killed) or _raised(causes) or _killed(told_to_end) or _left(ended, silent, errors, world)
+
+
+def _stood_still(hang: Hang, errors: Sequence[WorkerError]) -> Fault:
+    """A rank that had to be ended; it may have stood still on the way out of an exception."""
+    own = next((error for error in errors if error.rank == hang.rank and not error.is_consequence), None)
+    where = f"in step {hang.step}" if hang.phase is None else f"before its first step, {hang.phase}"
+    met = f", on the way out of {own.kind}: {own.message}" if own is not None and hang.raising else ""
+    detail = f"rank {hang.rank} stood still for {hang.silent_s:.1f} s {where}{met}; its stack is in its log"
+    return Fault(hang.rank, "hang", detail, final=False, code=Code.FAILED)
 
 
 def _killed(silent: dict[int, int]) -> Fault | None:
@@ -155,13 +151,6 @@ def _left(ended: Ended, silent: dict[int, int], errors: Sequence[WorkerError], w
 def _from_error(error: WorkerError) -> Fault:
     detail = f"rank {error.rank}: {error.kind}: {error.message}"
     return Fault(error.rank, "exception", detail, final=error.final, code=Code(error.exit_code))
-
-
-def _is_consequence(error: WorkerError) -> bool:
-    text = error.message.lower()
-    return error.kind in ("DistBackendError", "DistNetworkError") or (
-        error.kind == "RuntimeError" and any(word in text for word in CONSEQUENCES)
-    )
 
 
 def _signal_name(number: int) -> str:

@@ -15,6 +15,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
+from ..tiers.heartbeat import Heartbeat, Phase
 from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
 from ..tiers.layout import Version
@@ -27,7 +28,7 @@ from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
 from .exchange import Exchange
 from .forks import die_with_parent
-from .job import Job, Result, read_job, write_error, write_result
+from .job import Job, Result, read_job, take_error_back, write_error, write_result
 from .logstream import keep_going_without_log
 from .offers import Offers
 from .parts import Parts, assemble
@@ -38,6 +39,7 @@ from .slot import SlotError
 from .snapshot import Snapshots
 from .state import StateError
 from .step import Progress, TrainingDiverged, diverged, settle, train_step
+from .wayout import WayOut
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 OTHER_DATA = "dataset, held-out part or seed in the spec are not the checkpoint's"
@@ -52,6 +54,9 @@ FINAL_ERRORS: dict[type[BaseException], Code] = {
 }
 
 
+FINAL = tuple(FINAL_ERRORS)
+
+
 class Worker:
     """One rank of one attempt."""
 
@@ -60,6 +65,7 @@ class Worker:
         self.job = job
         self.run = job.run
         self.memory = MemoryDir(Path(job.memory_dir))
+        self.heartbeat = Heartbeat(self.memory, int(os.environ["RANK"]))
         self.spec: Spec = spec_from_json(read(self.run.spec)).at(job.nodes)
         self.plan: Plan = plan_from_json(read(self.run.plan))
         self.spec_digest = spec_digest(self.spec)
@@ -68,16 +74,19 @@ class Worker:
 
     def train(self) -> NoReturn:
         """Join the others, continue from the newest whole step, train to the end or until told to stop."""
-        context = join(self.spec, self.memory, self.stop)
+        context = join(self.spec, self.memory, self.stop, self.heartbeat)
         slow = self.spec.first_slow_tier
         reporter = Reporter(
             self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow.type if slow is not None else None
         )
         parts = assemble(self.spec, context)
+        context.enter(Phase.RESTORING)
         restored = self._restore(parts, context, reporter)
+        context.enter(Phase.ROOM)
         snapshots = self._snapshots(parts, context, restored)
         control = Control(self.spec, self.plan, self.run.plan, context, snapshots) if snapshots is not None else None
         self.stop.install()
+        context.enter(Phase.FIRST_STEP)
         stop, loss = False, None
         try:
             if self._left_unevaluated(restored, context, reporter):
@@ -256,16 +265,20 @@ def main(arguments: list[str], worker: type[Worker]) -> NoReturn:
     tell_losses(lambda words: leave_note(Path(job.memory_dir), words))
     add_import_paths(*job.import_paths)
     rank = int(os.environ["RANK"])
+
+    def leave_note_of(error: BaseException) -> None:
+        write_error(job.run, job.attempt, rank, error, exit_code_of(error), final=isinstance(error, FINAL))
+
     try:
-        worker(job, stop).train()
+        made = worker(job, stop)
+        with WayOut(made.heartbeat, leave_note_of, lambda: take_error_back(job.run, job.attempt, rank)):
+            made.train()
     except Exception as error:
-        code = exit_code_of(error)
-        final = isinstance(error, tuple(FINAL_ERRORS))
-        write_error(job.run, job.attempt, rank, error, code, final=final)
+        leave_note_of(error)
         raise
 
 
-def exit_code_of(error: Exception) -> Code:
+def exit_code_of(error: BaseException) -> Code:
     """The exit code that tells how a worker ended; where it found no room, whoever it was, that is what is missing."""
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return Code.MISSING_RESOURCE

@@ -124,6 +124,7 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "cluster.rendezvous": ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "init_method"),
     "cluster.max_restarts": ("restarts", "max_retries", "max_failures", "retries"),
     "cluster.heartbeat_timeout": ("timeout", "hang_timeout", "heartbeat", "watchdog_timeout", "monitor_timeout"),
+    "cluster.startup_timeout": ("start_timeout", "init_timeout", "startup", "initialization_timeout", "warmup_timeout"),
     "cluster.shutdown_timeout": ("grace_period", "kill_timeout", "grace", "termination_grace_period"),
     "tiers": ("checkpoints", "checkpointing", "storage", "checkpointer", "save"),
     "tiers[].every": ("save_steps", "save_interval", "checkpoint_interval", "save_every", "ckpt_interval", "interval",

@@ -242,6 +242,9 @@ class Cluster(Block):
     """Restarts in a row without a finished step between them that are allowed."""
     heartbeat_timeout: Seconds = 10.0
     """A rank without progress for this long (or ten times its longest pass, if that is more) is restarted."""
+    startup_timeout: Seconds = 600.0
+    """Before its first step a rank that shows no sign at all for this long (comes no further, takes no processor time,
+    moves no bytes) is restarted, once those that start like it show none either."""
     shutdown_timeout: Seconds = 30.0
     """Time between a stop signal and the end by force."""
     mtbf: Mtbf = Mtbf()

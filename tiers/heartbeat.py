@@ -9,14 +9,48 @@ import re
 import resource
 import signal
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 
 from .memory import MemoryDir
 
-_FORMAT = struct.Struct("<QQQQQd")
+_FORMAT = struct.Struct("<QQQQQdQ")
+_RAISING = struct.Struct("<Q")
+"""After the rest: written by another thread."""
 DONE_STEP = 2**63  # said by a rank that has signed off
 _FILE = re.compile(r"rank-(\d{5})\.heartbeat")
+
+
+class Phase(IntEnum):
+    """Where a rank is between its start and its first step, in this order."""
+
+    IMPORTS = 0
+    JOINING = 1
+    MODEL = 2
+    DATA = 3
+    PARTS = 4
+    FIRST_PASSES = 5
+    RESTORING = 6
+    ROOM = 7
+    FIRST_STEP = 8
+
+    def __str__(self) -> str:
+        """As a person would say it: what the rank is doing."""
+        return _DOING[self]
+
+
+_DOING = {
+    Phase.IMPORTS: "starting",
+    Phase.JOINING: "joining the other ranks",
+    Phase.MODEL: "building the model",
+    Phase.DATA: "preparing the data",
+    Phase.PARTS: "dividing the model and building the optimizer",
+    Phase.FIRST_PASSES: "making passes that are thrown away",
+    Phase.RESTORING: "loading the state",
+    Phase.ROOM: "making room for snapshots",
+    Phase.FIRST_STEP: "loading its first batch",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +66,10 @@ class Beat:
     """Bytes of memory that it has had at once at most; it can say so no more when it has been killed."""
     busy_s: float = 0.0
     """Time that it spent on its own work so far, waiting for no other rank."""
+    phase: int = 0
+    """Before its first step: a `Phase`."""
+    raising: bool = False
+    """It has not come to the end of an exception: whatever it does, it does on the way out."""
 
 
 class Heartbeat:
@@ -42,16 +80,29 @@ class Heartbeat:
         path = memory.heartbeat(rank)
         self._pid, self._started = os.getpid(), start_of(os.getpid()) or 0
         with path.open("wb") as file:
-            file.write(_FORMAT.pack(self._pid, self._started, 0, 0, 0, 0.0))
+            file.write(_FORMAT.pack(self._pid, self._started, 0, 0, 0, 0.0, 0) + _RAISING.pack(0))
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _FORMAT.size)
-        self._count = 0
+            self._map = mmap.mmap(file.fileno(), _FORMAT.size + _RAISING.size)
+        self._count = self._step = 0
+        self._phase = Phase.IMPORTS
 
     def beat(self, step: int, busy_s: float = 0.0) -> None:
         """Say: still here, in this step, having worked so long."""
-        self._count += 1
+        self._count, self._step = self._count + 1, step
+        self._say(busy_s)
+
+    def enter(self, phase: Phase) -> None:
+        """Say which part of its start this rank has come to; it counts for no pass."""
+        self._phase = phase
+        self._say(0.0)
+
+    def _say(self, busy_s: float) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
-        _FORMAT.pack_into(self._map, 0, self._pid, self._started, self._count, step, peak, busy_s)
+        _FORMAT.pack_into(self._map, 0, self._pid, self._started, self._count, self._step, peak, busy_s, self._phase)
+
+    def raising(self, is_so: bool) -> None:
+        """Say whether an exception is on its way out; from any thread."""
+        _RAISING.pack_into(self._map, _FORMAT.size, is_so)
 
 
 def read_heartbeats(memory: MemoryDir) -> list[Beat]:
@@ -66,8 +117,9 @@ def read_heartbeats(memory: MemoryDir) -> list[Beat]:
         if match is None:
             continue
         data = (memory.path / name).read_bytes()
-        if len(data) == _FORMAT.size:
-            beats.append(Beat(int(match[1]), *_FORMAT.unpack(data)))
+        if len(data) == _FORMAT.size + _RAISING.size:
+            (raising,) = _RAISING.unpack_from(data, _FORMAT.size)
+            beats.append(replace(Beat(int(match[1]), *_FORMAT.unpack_from(data)), raising=bool(raising)))
     return beats
 
 
@@ -85,13 +137,13 @@ def start_of(pid: int) -> int | None:
         return None
 
 
-def is_alive(beat: Beat) -> bool:
-    """Tell whether the process that wrote the counter still runs (a zombie does not)."""
+def state_of(beat: Beat) -> str | None:
+    """The state of the process that wrote the counter, in the kernel's letter (proc(5), field 3 of stat)."""
     try:
         fields = Path(f"/proc/{beat.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return fields[0] != "Z" and int(fields[19]) == beat.started
+        return None
+    return fields[0] if int(fields[19]) == beat.started else None
 
 
 def end_group(beat: Beat) -> None:

@@ -30,7 +30,7 @@ from .wire import CHUNK, Link, Pace, WireError, accept, connect
 
 POLL_S = 0.02
 RETRY_S = (0.1, 5.0)
-"""First and longest pause after a copy that did not arrive."""
+"""First and longest pause after a copy that did not arrive; it ends when nodes have come or gone."""
 NICENESS = 5
 
 
@@ -147,7 +147,8 @@ class Sender(threading.Thread):
         """Until the process ends."""
         pause_s = RETRY_S[0]
         while True:
-            due = self.post.next_for(self.target) if self.post.directory is not None else None
+            directory = self.post.directory
+            due = self.post.next_for(self.target) if directory is not None else None
             if due is None:
                 time.sleep(POLL_S)
                 continue
@@ -156,11 +157,23 @@ class Sender(threading.Thread):
                 self._send(*due)
             except (OSError, WireError, Refused) as error:
                 self._failed(error, started)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_S[1])
+                unchanged = self._pause(pause_s, directory)
+                pause_s = min(2 * pause_s, RETRY_S[1]) if unchanged else RETRY_S[0]
             else:
                 pause_s = RETRY_S[0]
                 self._succeeded()
+
+    def _pause(self, seconds: float, directory: Directory | None) -> bool:
+        """Wait before the next try; False as soon as the launcher has said anew who is where.
+
+        A node that was lost comes back as another one, and training waits for its copies from the first step on.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.post.directory is not directory:
+                return False
+            time.sleep(POLL_S)
+        return self.post.directory is directory
 
     def _send(self, slot: Slot, record: SlotRecord) -> None:
         link = self._connected()

@@ -9,7 +9,7 @@ is killed while the job is recovering; with `--links` also: the compute or the s
 one node to another, is cut for a while. What a scheduler would do is done here: a launcher that has ended is started
 again with the same command; all of them, when node 0 has ended. When a job has had its share, it is let run to its end
 and compared: every loss and the state's digest, bit for bit. Exit code 1 when anything was different, or did not end,
-or when a restart repeats more than two steps of an attempt that had copies in other nodes' memory.
+or when a restart goes on from an older step than it could have (`restarts.py`).
 The seed gives the same faults again, their moments as far as a machine's timing does.
 """
 
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from tests.campaigns.restarts import MOST_REPEATED, restarts
 from tests.job.dtrain import SPEC, Job
 from tests.job.links import Links, made_links
 from tests.job.nodes import Cluster
@@ -43,8 +44,6 @@ TURN_S = 0.05
 NO_PROGRESS_S = 90.0
 """Longest wait for the next finished step, or for the end: a node that comes too late looks for the others for 60 s."""
 PEER = "  - {{type: peer, every: 1, replicas: 1}}\n"
-MOST_REPEATED = 2
-"""Steps done again at most where other nodes had a copy."""
 CHANNELS = "cluster.channels={compute: {interface: comp0}, storage: {interface: stor0}}"
 DONE, PREEMPTED = 0, 75
 
@@ -56,8 +55,10 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     jobs: int = 0
     started_again: int = 0
-    repeated: list[int] = field(default_factory=list)
-    """Steps done again, by restart."""
+    repeated: Counter[int] = field(default_factory=Counter)
+    """Restarts by the steps that they did again."""
+    excused: Counter[str] = field(default_factory=Counter)
+    """Restarts that did more steps again than two, and why they may."""
     restored: Counter[str] = field(default_factory=Counter)
     """Tiers that the restarts began from."""
     wrong: list[str] = field(default_factory=list)
@@ -82,6 +83,8 @@ class Ground:
         self.command = "run"
         self.codes: dict[int, int] = {}
         self.again = 0
+        self.lost: list[tuple[float, int]] = []
+        """When which node has lost its memory."""
 
     @property
     def job(self) -> Job:
@@ -198,6 +201,7 @@ class Faults:
         psutil.wait_procs(found[1:], timeout=5)
         if self.ground.options.peer:
             self.ground.cluster.memory(node).remove()
+            self.ground.lost.append((time.time(), node))
 
     def kill_node(self) -> None:
         self._kill(self.chance.randrange(1, self.ground.nodes))
@@ -281,21 +285,14 @@ def compare(ground: Ground, oracle: tuple[dict[int, float], str], tally: Tally) 
     copied = [event for event in ground.job.events("committed") if event["tier"] == "peer"]
     if ground.options.peer and not copied:
         tally.wrong.append(f"{name}: nothing was ever copied to other nodes")
-    restored = {event["attempt"]: event for event in ground.job.events("restored")}
-    reached, attempt = 0, None
-    for line in read_lines(ground.job.run.metrics):
-        if line["attempt"] != attempt and attempt is not None:
-            tally.repeated.append(max(0, reached - line["step"] + 1))
-            had_copy = any(event["attempt"] == attempt for event in copied)
-            if had_copy and tally.repeated[-1] > MOST_REPEATED:
-                began = restored.get(line["attempt"], {})
-                tally.wrong.append(
-                    f"{name}: attempt {line['attempt']} repeats {tally.repeated[-1]} steps after step {reached} of "
-                    f"attempt {attempt}, whose copies other nodes have; it began from {began.get('tier')} "
-                    f"{began.get('step')}, passed over: {began.get('skipped')}"
-                )
-        attempt, reached = line["attempt"], max(reached, line["step"])
-    tally.restored.update(event["tier"] for event in restored.values())
+    metrics, events = read_lines(ground.job.run.metrics), read_lines(ground.job.run.events)
+    for restart in restarts(metrics, events, ground.lost, int(ground.options.peer)):
+        tally.repeated[restart.repeated] += 1
+        tally.restored[str(restart.tier)] += 1
+        if restart.excuse is not None and restart.repeated > MOST_REPEATED:
+            tally.excused[restart.excuse] += 1
+        if restart.is_wrong:
+            tally.wrong.append(f"{name}: {restart}")
 
 
 def campaign(options: argparse.Namespace, folder: Path, links: Links | None) -> Tally:
@@ -344,8 +341,9 @@ def main() -> None:
 def report(tally: Tally, options: argparse.Namespace, seconds: float) -> None:
     for kind, count in sorted(tally.faults.items()):
         say(f"{kind:20} {count:5}")
-    repeated = Counter(tally.repeated)
-    say("steps repeated by a restart: " + ", ".join(f"{n}: {repeated[n]} times" for n in sorted(repeated)))
+    say("steps repeated by a restart: " + ", ".join(f"{n}: {tally.repeated[n]} times" for n in sorted(tally.repeated)))
+    for words, count in sorted(tally.excused.items()):
+        say(f"  {count} of them more than {MOST_REPEATED}, for {words}")
     say("restarts began from: " + ", ".join(f"{tier}: {n}" for tier, n in sorted(tally.restored.items())))
     for words in tally.wrong[:20]:
         say(f"  {words}")

@@ -19,7 +19,7 @@ from dtrain.engine.channels import StorageChannel
 from dtrain.engine.exchange import Exchange, Given, nearest
 from dtrain.tiers.jsonfile import Unreadable
 from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.memory import MemoryDir, Slot
 from dtrain.tiers.recovery import Candidate
 from dtrain.tiers.shardfile import Entry, Shard
 from dtrain.tiers.store import Place
@@ -205,6 +205,95 @@ def test_what_a_node_has_lost_comes_from_a_copy_on_another(
     assert everywhere(take(lambda rank: everything)) == [whole] * WORLD
     own = everywhere(take(lambda rank: lambda entry, of: of == rank))
     assert own[1] == {(of, name): data for (of, name), data in whole.items() if of == 1}
+
+
+def flip(slot: Slot, at: int = -2000) -> bytes:
+    """Turn a bit of a slot's data over; the bytes before."""
+    before = slot.file.read_bytes()
+    data = bytearray(before)
+    data[at] ^= 1
+    slot.file.write_bytes(data)
+    return before
+
+
+@pytest.mark.parametrize("wants", ["all", "its own", "others'"])
+def test_a_flipped_bit_comes_from_a_copy_and_is_mended(
+    wants: str, memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    """Also where nobody but another rank wants the piece: the slot stays whole for whoever is to be sent it."""
+    wanted = {
+        "all": lambda rank: everything,
+        "its own": lambda rank: lambda entry, of: of == rank,
+        "others'": lambda rank: lambda entry, of: of != rank,
+    }[wants]
+    whole = everywhere(take(wanted))
+    kept = keep_copy(memories[0], 1)
+    (slot,), (copy,) = memories[1].all_slots(), kept.all_slots()
+    before = flip(slot)
+    assert everywhere(take(wanted)) == whole
+    assert slot.file.read_bytes() == before, "mended in its place"
+    before = flip(copy)
+    assert everywhere(take(wanted)) == whole
+    assert copy.file.read_bytes() != before, "nobody has looked at the copy"
+
+    def mended(found: Exchange, rank: int) -> list[str]:
+        opened = found.open(CANDIDATE)
+        list(opened.contents(everything))
+        return opened.mended
+
+    assert everywhere(mended) == [[]] * WORLD
+    flip(copy)
+    flip(slot)
+    (words, *_), *others = everywhere(mended)
+    assert "in rank 1's shard that rank 1 has in memory: taken from the copy that rank 0 has" in words
+    assert others == [[words]] * (WORLD - 1), "all ranks know alike"
+
+
+def test_pieces_damaged_in_different_places_are_put_together(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    """The copy of one shard is damaged where the next one is whole; each piece comes from where it is right."""
+    whole = everywhere(take(lambda rank: everything))
+    copies = [keep_copy(memories[node], 1).all_slots()[0] for node in (0, 2)]
+    (slot,) = memories[1].all_slots()
+    before = flip(slot)
+    flip(copies[0])
+    assert everywhere(take(lambda rank: everything)) == whole
+    assert [one.file.read_bytes() == before for one in (slot, *copies)] == [True, True, True]
+
+
+def test_what_is_damaged_everywhere_is_refused_by_all(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    (copy,), (slot,) = keep_copy(memories[0], 1).all_slots(), memories[1].all_slots()
+    flip(copy)
+    flip(slot)
+    for answer in everywhere(take(lambda rank: everything)):
+        assert isinstance(answer, Unreadable)
+        assert "rank 1's model." in str(answer)
+
+
+def test_a_copy_with_other_bytes_of_the_same_name_mends_nothing(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    """Its digests are right for what it has, and it has something else."""
+    (copy,), (slot,) = keep_copy(memories[0], 1).all_slots(), memories[1].all_slots()
+    put(memories[0].replica_of(1), 1, WORLD, 1, STEP + 1)
+    record = copy.record()
+    assert record is not None
+    copy.commit(type(record)(**{**vars(record), "step": STEP}), drain=False)
+    flip(slot)
+    assert all(isinstance(answer, Unreadable) for answer in everywhere(take(lambda rank: everything)))
+
+
+def test_a_shard_that_cannot_be_read_is_offered_to_nobody(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    keep_copy(memories[0], 1)
+    (slot,) = memories[1].all_slots()
+    slot.file.write_bytes(slot.file.read_bytes()[:-1])
+    everywhere(take(lambda rank: everything))
+    assert slot.record() is None
 
 
 def test_two_lost_nodes_get_theirs_from_the_last_one(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.engine.decided import Copied
 from dtrain.engine.offers import Offers
 from dtrain.planners.placement import place
 from dtrain.tiers.layout import Version
@@ -45,6 +46,8 @@ class Cluster:
         self.safe: Version | None = None
         self.promised: Version | None = None
         """What the peer tier has had whole since nodes were last lost."""
+        self.late: list[int] = []
+        """Steps whose copies were told to be late, by one rank after the other."""
         self.start(None)
 
     def slots(self, node: int) -> list[Slot]:
@@ -79,9 +82,11 @@ class Cluster:
         busy = any(offers.busy() for offers in self.offers)
         for node in range(self.nodes if cut_after is None else cut_after):
             slot = self.held(node)[version]
-            copied = self.offers[node].decide(version, [slot], busy=busy)
-            if copied is not None:
-                self.promised = copied.version
+            decided = self.offers[node].decide(version, [slot], busy=busy)
+            if isinstance(decided, Copied):
+                self.promised = decided.version
+            elif decided is not None:
+                self.late.append(decided.version.step)
         if cut_after is not None:
             self.restart()
 
@@ -219,3 +224,7 @@ def test_training_waits_for_a_late_copy_and_for_one_that_nobody_takes_only_once(
     looks.clear()
     offers.wait(Version(attempt=1, step=4), lambda: looks.append(True))
     assert not looks
+    assert cluster.late == []
+    cluster.train()
+    cluster.train()
+    assert cluster.late == [2, 2], "each rank knows, and says it once"

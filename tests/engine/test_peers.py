@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from dtrain.engine.peers import NoPeers, Peers, peers_of
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import make_plan
 from dtrain.specs.models import Spec
+from dtrain.tiers import peer
 from dtrain.tiers.digest import digest
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir, Version
@@ -177,3 +181,38 @@ def test_without_a_peer_tier_there_is_no_process(tmp_path: Path) -> None:
     peers = peers_of(RunDir(tmp_path), spec, make_plan(spec, MACHINE), MemoryDir(tmp_path), "r", SEAL)
     assert type(peers) is NoPeers
     assert (peers.door(lambda: "lo"), peers.directory()) == (None, {})
+
+
+def test_a_pause_between_tries_ends_when_nodes_have_come_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the copies of the steps after a restart wait for the end of a pause that a lost node has caused, and what
+    the job does meanwhile is lost with the next node."""
+    monkeypatch.setattr(peer, "RETRY_S", (3600.0, 3600.0))
+    (tmp_path / "memory").mkdir()
+    job = peer.PeerJob(str(tmp_path), str(tmp_path / "memory"), "r", 0, "127.0.0.1", 0, (1,), (1,), None, 1.0)
+    post = peer.Post(job)
+    monkeypatch.setattr(post, "next_for", lambda target: ("slot", "record"))
+    tried: queue.Queue[peer.Directory | None] = queue.Queue()
+
+    def send(self: peer.Sender, slot: object, record: object) -> None:
+        tried.put(self.post.directory)
+        if self.post.directory is after:
+            raise EOFError  # the thread's end
+        raise OSError("nobody listens there")
+
+    monkeypatch.setattr(peer.Sender, "_send", send)
+    before, after = (peer.Directory(b"", attempt, {}) for attempt in (1, 2))
+    post.directory = before
+
+    def work() -> None:
+        with suppress(EOFError):
+            peer.Sender(post, 1).run()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert tried.get(timeout=10) is before
+    post.directory = after
+    assert tried.get(timeout=10) is after
+    thread.join(10)
+    assert not thread.is_alive()

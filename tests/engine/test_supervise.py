@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -10,15 +11,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtrain.engine import supervise
-from dtrain.engine.supervise import Hang, Supervisor
+from dtrain.engine import activity, supervise
+from dtrain.engine.activity import Use
+from dtrain.engine.supervise import Eyes, Hang, Supervisor, sight_from
 from dtrain.engine.ticker import Ticker
-from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, start_of
+from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, Phase, start_of
 from dtrain.tiers.memory import MemoryDir
 
 Victim = subprocess.Popen[bytes]
 Start = Callable[[], Victim]
 TIMEOUT = 1.0
+STARTUP = 600.0
 
 
 @pytest.fixture
@@ -45,6 +48,7 @@ def counter_of(process: Victim, memory: MemoryDir, rank: int) -> Heartbeat:
     """A rank's counter as that process would have made it."""
     counter = Heartbeat(memory, rank)
     counter._pid, counter._started = process.pid, start_of(process.pid) or 0
+    counter.enter(Phase.IMPORTS)
     return counter
 
 
@@ -55,7 +59,7 @@ class Watched:
         self.memory, self.now = memory, 1000.0
         self.ranks = [start() for _ in range(world)]
         self.counters = [counter_of(process, memory, rank) for rank, process in enumerate(self.ranks)]
-        self.supervisor = Supervisor(memory, timeout_s)
+        self.supervisor = Supervisor(Eyes(memory, range(world)), timeout_s, STARTUP)
 
     def beat(self, *ranks: int, step: int = 3) -> None:
         for rank in ranks:
@@ -98,7 +102,7 @@ def test_the_stack_is_asked_for_before_the_end(memory: MemoryDir, monkeypatch: p
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         counter_of(process, memory, 0).beat(2)
-        supervisor = Supervisor(memory, TIMEOUT)
+        supervisor = Supervisor(Eyes(memory), TIMEOUT, STARTUP)
         supervisor._look(0.0)
         supervisor._look(1.5)
         try:
@@ -281,7 +285,7 @@ def test_the_end_of_all_ranks_that_nobody_notices_is_told_of(watch: Watch) -> No
 
 
 def test_no_counters_no_watch(memory: MemoryDir) -> None:
-    supervisor = Supervisor(memory, TIMEOUT)
+    supervisor = Supervisor(Eyes(memory), TIMEOUT, STARTUP)
     supervisor._look(0.0)
     memory.remove()
     supervisor._look(50.0)
@@ -332,3 +336,157 @@ def test_a_mistake_in_what_is_done_again_and_again_is_shown_once_and_it_goes_on(
     with Ticker("test", 0.001, work):
         assert all(turns.acquire(timeout=5) for _ in range(3))
     assert capsys.readouterr().err.count("ValueError: a mistake") == 1
+
+
+def at_start(job: Watched, rank: int, phase: Phase) -> None:
+    """A rank has come to a part of its start."""
+    job.counters[rank].enter(phase)
+
+
+def test_a_rank_that_shows_no_sign_before_its_first_step_is_ended_and_named(watch: Watch) -> None:
+    """Issue 6: in a constructor; the others have gone on to where they wait for it."""
+    job = watch(3)
+    at_start(job, 1, Phase.MODEL)
+    for rank in (0, 2):
+        at_start(job, rank, Phase.PARTS)
+    job.look(0)
+    assert job.look(STARTUP - 1) == []
+    (hang,) = job.look(2)
+    assert (hang.rank, hang.step, hang.phase) == (1, 0, Phase.MODEL)
+    assert hang.silent_s == pytest.approx(STARTUP + 1)
+    assert job.ended() == [1]
+
+
+def test_a_rank_that_comes_further_has_all_its_time_again(watch: Watch) -> None:
+    job = watch(1)
+    for phase in list(Phase)[1:]:
+        at_start(job, 0, phase)
+        assert job.look(STARTUP - 1) == []
+    job.beat(0, step=0)
+    assert job.look(STARTUP - 1) == []
+    assert job.look(2) == [], "the beat was seen at the last look"
+    assert [hang.phase for hang in job.look(STARTUP)] == [Phase.FIRST_STEP]
+
+
+def test_a_rank_that_works_without_a_word_is_left_alone(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model is read for longer than any time-out, and all others wait for it."""
+    job = watch(2)
+    used = {process.pid: Use() for process in job.ranks}
+    monkeypatch.setattr(activity, "use_of", lambda pid: used[pid])
+    at_start(job, 1, Phase.JOINING)
+    job.look(0)
+    for hours in range(1, 20):
+        used[job.ranks[0].pid] = Use(cpu_s=0.02 * STARTUP * hours) if hours % 2 else Use(0.02 * STARTUP * hours, 2**30)
+        assert job.look(STARTUP) == []
+    assert [hang.rank for hang in job.look(2 * STARTUP)] == [0]
+
+
+def test_of_ranks_that_start_alike_nobody_is_blamed_while_one_does_something(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them fetches what the others wait for, and then it stands still as well."""
+    job = watch(3)
+    used = {process.pid: Use() for process in job.ranks}
+    monkeypatch.setattr(activity, "use_of", lambda pid: used[pid])
+    job.look(0)
+    for turn in range(1, 10):
+        used[job.ranks[2].pid] = Use(nbytes=turn * 2**20)
+        assert job.look(STARTUP) == []
+    job.counters[0].enter(Phase.JOINING)
+    assert job.look(STARTUP / 2) == []
+    assert [hang.rank for hang in job.look(STARTUP)] == [1], "silent for longest, of those that are furthest behind"
+
+
+def test_a_rank_that_never_gets_to_have_a_counter_is_named(memory: MemoryDir) -> None:
+    """It is stuck in its first imports; it is found by its environment."""
+    environment = {**os.environ, "RANK": "1"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        supervisor = Supervisor(Eyes(memory, [1]), TIMEOUT, STARTUP)
+        supervisor._look(0.0)
+        supervisor._look(STARTUP - 1)
+        assert process.poll() is None
+        supervisor._look(STARTUP + 1)
+        try:
+            assert process.wait(5) == -signal.SIGKILL
+        finally:
+            process.kill()
+    assert [(hang.rank, hang.phase) for hang in supervisor.hangs] == [(1, Phase.IMPORTS)]
+
+
+def test_one_that_starts_still_may_keep_those_at_work_waiting(watch: Watch) -> None:
+    """It loads its first batch; the others stand in the first exchange."""
+    job = watch(2)
+    at_start(job, 1, Phase.FIRST_STEP)
+    job.beat(0, step=1)
+    job.look(0)
+    assert job.look(STARTUP - 1) == []
+    assert [hang.rank for hang in job.look(2)] == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_row_99_of_equal_counters_the_one_on_the_way_out_of_an_exception_is_named(watch: Watch, rank: int) -> None:
+    job = watch(3)
+    job.beat(0, 1, 2, step=9)
+    job.look(0)
+    job.counters[rank].raising(True)
+    (hang,) = job.look(1.1)
+    assert (hang.rank, hang.raising) == (rank, True)
+    assert job.ended() == [rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_of_equal_counters_the_one_whose_process_is_stopped_is_named(watch: Watch, rank: int) -> None:
+    """It may have been stopped in a collective, where the others wait for it with the same counter."""
+    job = watch(3)
+    job.beat(0, 1, 2, step=9)
+    job.look(0)
+    os.kill(job.ranks[rank].pid, signal.SIGSTOP)
+    while not any(sight.halted for sight in job.supervisor.eyes.look(job.now)):
+        time.sleep(0.01)
+    assert [hang.rank for hang in job.look(1.1)] == [rank]
+    assert job.ended() == [rank]
+
+
+def test_one_that_deals_with_an_exception_and_goes_on_is_not_blamed_for_another(watch: Watch) -> None:
+    job = watch(2)
+    job.counters[0].raising(True)
+    for _ in range(6):
+        job.beat(0)
+        job.look(0.1)
+        job.beat(1) if job.now < 1000.2 else None
+    job.beat(0)
+    job.look(0.9)
+    assert [hang.rank for hang in job.supervisor.hangs] == [1]
+
+
+def test_what_is_seen_of_a_rank_goes_over_the_line(memory: MemoryDir) -> None:
+    counter = Heartbeat(memory, 4)
+    counter.enter(Phase.DATA)
+    counter.raising(True)
+    counter.beat(3, 0.25)
+    (sight,) = Eyes(memory).look(0.0)
+    assert (sight.rank, sight.phase, sight.raising, sight.busy_s) == (4, Phase.DATA, True, 0.25)
+    assert sight_from(sight.to_json()) == sight
+    assert [one.rank for one in Eyes(memory, [3, 4]).look(0.0)] == [4, 3]
+
+
+def test_what_a_process_group_uses_is_seen(memory: MemoryDir) -> None:
+    """Also by a child of the worker; one that sleeps uses nothing."""
+    script = "read line; dd if=/dev/zero of=/dev/null bs=1M count=64 2>/dev/null; echo; read line; exec sleep 60"
+    with subprocess.Popen(
+        ["sh", "-c", f"exec 3<&0; ({script}) <&3 & wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watched = activity.Activity()
+        try:
+            assert [watched.signs(process.pid, now) for now in (0.0, 1.0, 2.0)] == [0, 0, 0]
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            assert [watched.signs(process.pid, now) for now in (2.1, 3.0, 60.0)] == [0, 1, 1]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

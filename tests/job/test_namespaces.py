@@ -107,9 +107,7 @@ def test_copies_for_peers_take_the_storage_link_and_connections_are_bound_to_it(
     for node in range(2):
         mine = {links.address(node, 0), links.address(node, 1), "127.0.0.1"}
         said = subprocess.run(links.exec(node, "ss", "-Hltnp"), check=True, capture_output=True, text=True).stdout
-        # Torch's agent, in the launcher, opens stores of its own on all addresses: see "Left open" in docs/nodes.md.
-        lines = [line for line in said.splitlines() if f"pid={nodes.running[node].pid}," not in line]
-        listens = {line.split()[3].rpartition(":")[0].strip("[]").partition("%")[0] for line in lines}
+        listens = {line.split()[3].rpartition(":")[0].strip("[]").partition("%")[0] for line in said.splitlines()}
         assert links.address(node, 1) in listens, "the peer tier and the storage group"
         outside = {address.removeprefix("::ffff:") for address in listens} - mine
         assert not outside, f"node {node} listens at {sorted(outside)}"

@@ -112,3 +112,26 @@ def test_a_peer_that_stands_still_holds_up_nobody(tmp_path: Path, oracle: Job) -
         last = max(event["step"] for event in nodes.job.events("committed") if event["tier"] == "peer")
         assert last < STEPS - 2, "the tier is behind, and nothing else is"
         nodes.assert_nothing_left()
+
+
+def test_bits_flipped_in_a_nodes_own_memory_are_mended_from_the_copy_on_the_other(tmp_path: Path, oracle: Job) -> None:
+    """All that rank 1 has itself is damaged, and no disk is there: without the copies nothing could be read."""
+    with cluster(tmp_path / "job") as nodes:
+        nodes.start_all(MEMORY_ONLY, fault=slow(4))
+        wait_for_step(nodes.job, 6)
+        nodes.job.kill_all()
+        for process in nodes.running.values():
+            finish(process)
+        for slot in nodes.memory(1).all_slots():
+            data = bytearray(slot.file.read_bytes())
+            data[len(data) // 2] ^= 4
+            slot.file.write_bytes(data)
+        nodes.start_all(MEMORY_ONLY, command="resume")
+        both = nodes.end()
+        assert [one.code for one in both] == [0, 0], both
+        (restored,) = nodes.job.events("restored")
+        assert restored["step"] >= 4, "what the other node has a copy of is at most two steps back"
+        told = [event["detail"] for event in nodes.job.events("warning")]
+        assert any("in rank 1's shard that rank 1 has in memory: taken from the copy" in words for words in told), told
+        assert_same(nodes.job, oracle)
+        nodes.assert_nothing_left()

@@ -91,6 +91,11 @@ def holds_gil(width=24):
 def tidying(width=24):
     return Tidying(width)
 
+def napping(width=24):
+    if os.environ.get("RANK") == "1" and os.environ.get("DTRAIN_ATTEMPT") == "1":
+        time.sleep(600)
+    return Mlp(width)
+
 class Dozing(Points):
     taken = 0
     def __getitem__(self, i):
@@ -297,12 +302,24 @@ def test_however_a_rank_gets_stuck_it_is_named_with_its_stack(override: str, see
 
 
 def test_row_99_out_of_memory_and_a_barrier_on_the_way_out_ends_in_a_restart(job: Job, oracle: Job) -> None:
-    """All ranks stand in the same pass then, each in a collective: counters cannot tell who is to blame."""
+    """All ranks stand in the same pass then, each in a collective: their counters are alike."""
     ended = job.do("run", "spec.yaml", "model.entry=zoo:tidying")
     assert ended.code == 0, ended.said
     (fault,) = job.events("fault")
-    assert fault["kind"] == "hang", fault
-    assert fault["stack"], fault
+    assert (fault["kind"], fault["rank"]) == ("hang", 1), fault
+    assert "MemoryError: no room for the gradients" in fault["detail"]
+    assert any("barrier" in frame for frame in fault["stack"]), fault
+    assert_same(job, oracle)
+    job.assert_nothing_left()
+
+
+def test_a_rank_that_is_stuck_before_its_first_step_is_named_with_its_stack(job: Job, oracle: Job) -> None:
+    ended = job.do("run", "spec.yaml", "model.entry=zoo:napping", "cluster.startup_timeout=4s")
+    assert ended.code == 0, ended.said
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["rank"], fault["step"]) == ("hang", 1, 0), fault
+    assert "before its first step, building the model" in fault["detail"]
+    assert any("napping" in frame for frame in fault["stack"]), fault
     assert_same(job, oracle)
     job.assert_nothing_left()
 
