@@ -164,8 +164,10 @@ def test_row_44_two_thousand_saves_take_no_more_memory_and_no_more_files(memory:
         member.forward_window()
         member.finish()
         member.superseded()
-        if step in (1, SAVES // 10, SAVES):
+        if step % (SAVES // 5) == 0:
             assert len(os.listdir("/proc/self/fd")) == first
             resident.append(process.memory_info().rss)
-    assert resident[2] - resident[1] < 2**20, "a leak of 600 bytes per save would show"
+    grown = [after - before for before, after in itertools.pairwise(resident)]
+    # what else the process does makes it jump once or twice; a leak is in every part
+    assert min(grown) < 2**18, f"a leak of 700 bytes per save would show: {grown}"
     assert sorted(path.name for path in memory.path.glob("*.slot?")) == [slot.stem for slot in memory.slots(0, 1)]
