@@ -139,6 +139,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield job
 
 
+@pytest.mark.campaign
 def test_a_node_that_dies_while_it_loads_is_done_without_and_without_node_0_nothing_is_lost(
     tmp_path: Path, fixed: Job
 ) -> None:

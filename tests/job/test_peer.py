@@ -57,6 +57,7 @@ def test_node_0_is_lost_with_its_memory_and_all_go_on_from_what_the_other_has(tm
         nodes.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_others(tmp_path: Path) -> None:
     """Three ranks see 12 samples in a step: another job than the oracle, so one that nothing happens to is run, too."""
     size = "training.global_batch_size=12"

@@ -221,6 +221,7 @@ def test_three_ranks_killed_and_restarted_sum_in_the_same_order(rank: int, point
     job.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_divided_by_fsdp_it_is_killed_and_resumed_and_gathered_again(tmp_path: Path, job: Job) -> None:
     """Buffers, a tied pair, a frozen layer, a transposed weight, one without a gradient; then whole on each rank."""
     shard = "strategy.dp_shard=3"
