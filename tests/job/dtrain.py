@@ -216,6 +216,16 @@ def cleaned(job: Job) -> Iterator[Job]:
         memory_dir(job.run).remove()
 
 
+def unbroken(folder: Path, workers: int, words: Sequence[str]) -> Job:
+    """A job of workers on one node to which nothing happens, at its end; each has one thread, as those of nodes."""
+    job = Job(folder, {"OMP_NUM_THREADS": "1"})
+    job.write_spec()
+    with cleaned(job):
+        ended = job.do("run", "spec.yaml", f"cluster.workers_per_node={workers}", *words)
+        assert ended.code == 0, ended.said
+    return job
+
+
 def document(ended: Ended) -> dict[str, Any]:
     """The one JSON document on stdout."""
     value: dict[str, Any] = json.loads(ended.out)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import Job, cleaned, slow, wait
+from tests.job.dtrain import Job, slow, unbroken, wait
 from tests.job.elastic import WORDS, assert_trained_alike, elastic_spec, shrink_and_grow
 from tests.job.nodes import cluster
 
@@ -14,14 +13,9 @@ from dtrain.tiers.jsonfile import read_lines
 
 
 @pytest.fixture(scope="module")
-def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The same job with three ranks from beginning to end."""
-    job = Job(tmp_path_factory.mktemp("fixed") / "job", {"OMP_NUM_THREADS": "1"})
-    job.write_spec()
-    with cleaned(job):
-        ended = job.do("run", "spec.yaml", "cluster.workers_per_node=3", *WORDS)
-        assert ended.code == 0, ended.said
-        yield job
+    return unbroken(tmp_path_factory.mktemp("fixed") / "job", 3, WORDS)
 
 
 STRATEGIES = {
@@ -57,10 +51,8 @@ PEERS = "tiers=[{type: memory, every: 1}, {type: peer, every: 1}, {type: disk, e
 def test_four_nodes_two_three_and_four_go_on_from_copies_in_each_others_memory(tmp_path: Path) -> None:
     """24 samples are 3 micro-batches on 4 nodes, 4 on 3, 6 on 2."""
     words = ["model.dropout=0", "training.global_batch_size=24", "training.micro_batch_size=2", "max_steps=30", PEERS]
-    whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
-    whole.write_spec()
-    with cleaned(whole), cluster(tmp_path / "job", 4, elastic_spec("2:4", last_call="2s")) as nodes:
-        assert whole.do("run", "spec.yaml", "cluster.workers_per_node=4", *words[:4]).code == 0
+    whole = unbroken(tmp_path / "whole", 4, words[:4])
+    with cluster(tmp_path / "job", 4, elastic_spec("2:4", last_call="2s")) as nodes:
         job = nodes.job
 
         def lose(node: int, attempts: int) -> None:

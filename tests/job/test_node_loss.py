@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import Job, assert_same, cleaned, slow, wait, wait_for_step
+from tests.job.dtrain import Job, assert_same, slow, unbroken, wait, wait_for_step
 from tests.job.elastic import assert_trained_alike, elastic_spec
 from tests.job.nodes import Cluster, cluster
 
@@ -21,16 +21,6 @@ LATE = "tiers=[{type: memory, every: 1}, {type: disk, every: 12}]"
 """What is resumed before the last step is in memory or nowhere."""
 
 
-def unbroken(folder: Path, workers: int = 3) -> Job:
-    """The same job on one node, to its end."""
-    job = Job(folder, {"OMP_NUM_THREADS": "1"})
-    job.write_spec()
-    with cleaned(job):
-        ended = job.do("run", "spec.yaml", f"cluster.workers_per_node={workers}", *WORDS)
-        assert ended.code == 0, ended.said
-    return job
-
-
 def lose_launcher(nodes: Cluster, node: int) -> None:
     """Its memory stays; wait until the others wait for it."""
     before = len(nodes.job.events("waiting"))
@@ -41,7 +31,7 @@ def lose_launcher(nodes: Cluster, node: int) -> None:
 @pytest.mark.campaign
 def test_the_others_wait_for_a_lost_node_and_a_stop_meanwhile_loses_nothing(tmp_path: Path) -> None:
     """Told to wait they go on with all, bit for bit; ended while they wait, all that is in memory is there after."""
-    oracle = unbroken(tmp_path / "unbroken")
+    oracle = unbroken(tmp_path / "unbroken", 3, WORDS)
     words = [*WORDS, WAIT, LATE]
     with cluster(tmp_path / "job", 3, elastic_spec("2:3")) as nodes:
         nodes.start_all(*words, fault=slow(4))
@@ -130,13 +120,8 @@ LONG = [*WORDS[:2], "model.dropout=0", f"max_steps={LONG_STEPS}"]
 
 
 @pytest.fixture(scope="module")
-def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    job = Job(tmp_path_factory.mktemp("fixed") / "job", {"OMP_NUM_THREADS": "1"})
-    job.write_spec()
-    with cleaned(job):
-        ended = job.do("run", "spec.yaml", "cluster.workers_per_node=3", *LONG)
-        assert ended.code == 0, ended.said
-        yield job
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return unbroken(tmp_path_factory.mktemp("fixed") / "job", 3, LONG)
 
 
 @pytest.mark.campaign

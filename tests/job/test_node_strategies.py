@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, cleaned, slow, wait, wait_for_step
+from tests.job.dtrain import STEPS, assert_same, slow, unbroken, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster, spec_of
 
 from dtrain.tiers.faults import fail_at
@@ -24,16 +24,6 @@ USUAL = {"hybrid"}
 
 DISK = f"tiers=[{{type: memory, every: 1}}, {{type: disk, every: {STEPS}}}]"
 """Late, so that the drainer of a dead launcher does not bring the newest snapshot to the disk before a resume."""
-
-
-def unbroken(folder: Path, workers: int, words: list[str]) -> Job:
-    """The same job on one node, to its end."""
-    job = Job(folder, {"OMP_NUM_THREADS": "1"})
-    job.write_spec()
-    with cleaned(job):
-        ended = job.do("run", "spec.yaml", f"cluster.workers_per_node={workers}", *words)
-        assert ended.code == 0, ended.said
-    return job
 
 
 def lose_a_worker_then_a_node(nodes: Cluster, words: list[str], rank: int) -> None:

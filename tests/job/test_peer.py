@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, slow, wait, wait_for_step
+from tests.job.dtrain import STEPS, Job, assert_same, finish, slow, unbroken, wait, wait_for_step
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
@@ -61,18 +61,15 @@ def test_node_0_is_lost_with_its_memory_and_all_go_on_from_what_the_other_has(tm
 def test_of_three_nodes_one_is_lost_and_the_copy_of_its_state_is_on_one_of_the_others(tmp_path: Path) -> None:
     """Three ranks see 12 samples in a step: another job than the oracle, so one that nothing happens to is run, too."""
     size = "training.global_batch_size=12"
-    whole = Job(tmp_path / "whole", {"OMP_NUM_THREADS": "1"})
-    whole.write_spec()
-    with cleaned(whole):
-        assert whole.do("run", "spec.yaml", size, "cluster.workers_per_node=3").code == 0
-        with cluster(tmp_path / "job", nodes=3) as nodes:
-            nodes.start_all(TIERS, size, fault=slow(5))
-            lose_and_replace(nodes, 2, 6, size)
-            ended = nodes.end()
-            assert [one.code for one in ended] == [0, 0, 0], ended
-            assert_went_on_from_peers(nodes.job, 6)
-            assert_same(nodes.job, whole)
-            nodes.assert_nothing_left()
+    whole = unbroken(tmp_path / "whole", 3, [size])
+    with cluster(tmp_path / "job", nodes=3) as nodes:
+        nodes.start_all(TIERS, size, fault=slow(5))
+        lose_and_replace(nodes, 2, 6, size)
+        ended = nodes.end()
+        assert [one.code for one in ended] == [0, 0, 0], ended
+        assert_went_on_from_peers(nodes.job, 6)
+        assert_same(nodes.job, whole)
+        nodes.assert_nothing_left()
 
 
 PROCESS: list[tuple[str, int]] = [("peer.send", 3), ("peer.sent", 6)]
