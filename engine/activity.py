@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,6 @@ class _Known:
 
     use: Use
     at: float
-    looked: float
     signs: int = 0
 
 
@@ -45,35 +45,40 @@ class Activity:
     def __init__(self) -> None:
         """Nobody has been looked at."""
         self._known: dict[int, _Known] = {}
+        self._looked = -EVERY_S
 
-    def signs(self, pid: int, now: float) -> int:
-        """How often the process group of `pid` was seen to do something; looks at it at most twice a second.
+    def signs(self, pids: Collection[int], now: float) -> dict[int, int]:
+        """How often the process group of each of `pids` was seen to do something.
 
-        `now`: monotonic, s.
+        Looks at all of them at once, twice a second at most and where one of them is new. `now`: monotonic, s.
         """
-        known = self._known.get(pid)
-        if known is None:
-            self._known[pid] = _Known(use_of(pid), now, now)
-            return 0
-        if now - known.looked >= EVERY_S:
-            known.looked, use = now, use_of(pid)
-            cpu_s, nbytes = use.cpu_s - known.use.cpu_s, use.nbytes - known.use.nbytes
-            if cpu_s >= max(MIN_CPU_S, MIN_SHARE * (now - known.at)) or nbytes >= MIN_BYTES or min(cpu_s, nbytes) < 0:
-                known.use, known.at, known.signs = use, now, known.signs + 1
-        return known.signs
+        if pids and (now - self._looked >= EVERY_S or not self._known.keys() >= set(pids)):
+            self._looked = now
+            for pid, use in use_of(pids).items():
+                self._see(self._known.setdefault(pid, _Known(use, now)), use, now)
+        return {pid: self._known[pid].signs for pid in pids}
+
+    def _see(self, known: _Known, use: Use, now: float) -> None:
+        cpu_s, nbytes = use.cpu_s - known.use.cpu_s, use.nbytes - known.use.nbytes
+        if cpu_s >= max(MIN_CPU_S, MIN_SHARE * (now - known.at)) or nbytes >= MIN_BYTES or min(cpu_s, nbytes) < 0:
+            known.use, known.at, known.signs = use, now, known.signs + 1
 
 
-def use_of(group: int) -> Use:
-    """What the processes of a process group have used, those that have ended meanwhile left out (proc(5))."""
-    cpu_s, nbytes = 0.0, 0
+def use_of(groups: Collection[int]) -> dict[int, Use]:
+    """What the processes of each process group have used, those that have ended meanwhile left out (proc(5))."""
+    used = dict.fromkeys(groups, Use())
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
-            if int(fields[2]) != group:
+            group = int(fields[2])
+            if group not in used:
                 continue
-            cpu_s += (int(fields[11]) + int(fields[12])) * _TICK_S
+            use = used[group]
+            cpu_s = use.cpu_s + (int(fields[11]) + int(fields[12])) * _TICK_S
+            used[group] = Use(cpu_s, use.nbytes)  # of another user's process that is all we may know
             moved = dict(line.split(": ") for line in Path("/proc", name, "io").read_text().splitlines())
-            nbytes += max(int(moved["rchar"]), int(moved["read_bytes"])) + int(moved["wchar"])
-    return Use(cpu_s, nbytes)
+            read = max(int(moved["rchar"]), int(moved["read_bytes"]))
+            used[group] = Use(cpu_s, use.nbytes + read + int(moved["wchar"]))
+    return used

@@ -141,17 +141,19 @@ class Eyes:
 
     def look(self, now: float) -> list[Sight]:
         """All ranks, at a time (monotonic, s); one that has not even a counter is nobody's process yet."""
-        sights = [self._sight(beat, now) for beat in read_heartbeats(self.memory)]
+        beats = read_heartbeats(self.memory)
+        signs = self._activity.signs([beat.pid for beat in beats if beat.step == 0], now)
+        sights = [_sight(beat, signs.get(beat.pid, 0)) for beat in beats]
         missing = set(self.ranks) - {sight.rank for sight in sights}
         return [*sights, *(Sight(rank, 0, 0, 0, alive=True) for rank in sorted(missing))]
 
-    def _sight(self, beat: Beat, now: float) -> Sight:
-        signs = self._activity.signs(beat.pid, now) if beat.step == 0 else 0
-        state = state_of(beat)
-        return Sight(
-            beat.rank, beat.pid, beat.count, beat.step, state not in (None, "Z"), beat.phase, signs, beat.raising,
-            state in HALTED, beat.busy_s,
-        )  # fmt: skip
+
+def _sight(beat: Beat, signs: int) -> Sight:
+    state = state_of(beat)
+    return Sight(
+        beat.rank, beat.pid, beat.count, beat.step, state not in (None, "Z"), beat.phase, signs, beat.raising,
+        state in HALTED, beat.busy_s,
+    )  # fmt: skip
 
 
 class Supervisor:

@@ -372,7 +372,7 @@ def test_a_rank_that_works_without_a_word_is_left_alone(watch: Watch, monkeypatc
     """A large model is read for longer than any time-out, and all others wait for it."""
     job = watch(2)
     used = {process.pid: Use() for process in job.ranks}
-    monkeypatch.setattr(activity, "use_of", lambda pid: used[pid])
+    monkeypatch.setattr(activity, "use_of", lambda pids: {pid: used[pid] for pid in pids})
     at_start(job, 1, Phase.JOINING)
     job.look(0)
     for hours in range(1, 20):
@@ -387,7 +387,7 @@ def test_of_ranks_that_start_alike_nobody_is_blamed_while_one_does_something(
     """One of them fetches what the others wait for, and then it stands still as well."""
     job = watch(3)
     used = {process.pid: Use() for process in job.ranks}
-    monkeypatch.setattr(activity, "use_of", lambda pid: used[pid])
+    monkeypatch.setattr(activity, "use_of", lambda pids: {pid: used[pid] for pid in pids})
     job.look(0)
     for turn in range(1, 10):
         used[job.ranks[2].pid] = Use(nbytes=turn * 2**20)
@@ -483,10 +483,10 @@ def test_what_a_process_group_uses_is_seen(memory: MemoryDir) -> None:
         assert process.stdout is not None
         watched = activity.Activity()
         try:
-            assert [watched.signs(process.pid, now) for now in (0.0, 1.0, 2.0)] == [0, 0, 0]
+            assert [watched.signs([process.pid], now)[process.pid] for now in (0.0, 1.0, 2.0)] == [0, 0, 0]
             process.stdin.write(b"go\n")
             process.stdin.flush()
             process.stdout.readline()
-            assert [watched.signs(process.pid, now) for now in (2.1, 3.0, 60.0)] == [0, 1, 1]
+            assert [watched.signs([process.pid], now)[process.pid] for now in (2.1, 3.0, 60.0)] == [0, 1, 1]
         finally:
             os.killpg(process.pid, signal.SIGKILL)
