@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import end_workers
 from ..tiers.jsonfile import dumps, finished_at, replace
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
@@ -171,8 +171,7 @@ def end_orphans(memory: MemoryDir) -> None:
     """End what an earlier launcher of this node left behind: nobody waits for its drainer's part any more."""
     if not memory.path.is_dir():
         return
-    for beat in read_heartbeats(memory):
-        end_group(beat)
+    end_workers(memory)
     lock = FileLock(memory.drainer_lock)
     try:
         with lock:

@@ -62,7 +62,7 @@ def stop_at_once() -> None:
 def guarded(work: Callable[[], int], as_json: bool) -> int:
     """Do a command's work; what a person or their machine got wrong is told without a traceback."""
     try:
-        with _tidy():
+        with _unwinding():
             return work()
     except SpecError as error:
         return _say(Code.BAD_SPEC, str(error), as_json, problems=error.to_json())
@@ -91,7 +91,7 @@ def _said(error: OSError) -> str:
 
 
 @contextmanager
-def _tidy() -> Iterator[None]:
+def _unwinding() -> Iterator[None]:
     """While a command works, a signal takes away what it has half written; one more ends it at once.
 
     Only where Ctrl-C would have ended it at once: a run, a resume and a benchmark have handlers of their own.

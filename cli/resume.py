@@ -17,7 +17,7 @@ from ..specs.difference import Change, changes, is_meant, other_training
 from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import end_workers
 from ..tiers.jsonfile import Unreadable, finished_at, read
 from ..tiers.layout import RunDir
 from ..tiers.lock import FileLock, Locked
@@ -284,8 +284,7 @@ def _what_is_there(run: RunDir, spec: Spec, run_id: str, former: Sequence[Tier],
     """End what an earlier driver left behind, then look into all tiers."""
     memory = memory_dir(run, ranks_of(spec, 0))
     if memory.path.is_dir():
-        for beat in read_heartbeats(memory):
-            end_group(beat)
+        end_workers(memory)
         try:
             with FileLock(memory.drainer_lock, timeout_s=0):
                 pass

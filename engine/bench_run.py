@@ -12,7 +12,7 @@ from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import end_workers
 from ..tiers.jsonfile import read_lines
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir
@@ -106,8 +106,7 @@ class BenchLauncher:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _clean_up(self) -> None:
-        for beat in read_heartbeats(self.memory):
-            end_group(beat)
+        end_workers(self.memory)
         with contextlib.suppress(OSError):
             self.drainer.stop(timeout_s=0.0)
         self.memory.remove()

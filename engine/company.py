@@ -22,14 +22,8 @@ class Company:
         give_up: Callable[[Mate, str], None],
     ) -> None:  # fmt: skip
         """Let in nodes below `most` whose hello fits `mine`; `give_up` is called for one that another replaces."""
-        self.host, self.most, self.mine, self.welcome, self.tell, self.give_up = (
-            host,
-            most,
-            mine,
-            welcome,
-            tell,
-            give_up,
-        )
+        self.host, self.most, self.mine, self.welcome = host, most, mine, welcome
+        self.tell, self.give_up = tell, give_up
         self.mates: dict[int, Mate] = {}
         self.refused: dict[int, str] = {}
         """Why, by node."""

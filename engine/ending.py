@@ -11,7 +11,7 @@ from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import end_workers
 from ..tiers.jsonfile import append_event, read_lines
 from ..tiers.layout import RunDir, Version
 from ..tiers.memory import MemoryDir, follow_folder
@@ -203,8 +203,7 @@ class Ending:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _clean_up(self) -> None:
-        for beat in read_heartbeats(self.memory):
-            end_group(beat)
+        end_workers(self.memory)
         self.drainer.stop(timeout_s=INTERRUPT_DRAIN_S)
         self.folder.close()
         self.memory.remove_unneeded()

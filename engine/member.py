@@ -13,7 +13,7 @@ from ..planners.plan import Plan, plan_from_json
 from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.agree import look, versions_from
-from ..tiers.heartbeat import end_group, read_heartbeats
+from ..tiers.heartbeat import end_workers
 from ..tiers.journal import take_notes
 from ..tiers.jsonfile import dumps
 from ..tiers.jsonfile import replace as write
@@ -91,8 +91,7 @@ class Member:
             finally:
                 self._close_doors()
                 self.peers.stop()
-                for beat in read_heartbeats(self.memory):
-                    end_group(beat)
+                end_workers(self.memory)
 
     def _serve(self) -> Outcome:
         while True:

@@ -108,11 +108,10 @@ class Offers:
                 del self._held[self.kept]
             decided = Copied(self.under_way, time.perf_counter() - self._since)
             self.kept, self.under_way = self.under_way, None
-        elif (
-            self.under_way is not None and newest is not None and self._is_due(newest) and self._told != self.under_way
-        ):
+        elif self.under_way is not None and self.patience_s and newest is not None and self._is_due(newest):
+            if self._told != self.under_way:
+                decided = Late(self.under_way, time.perf_counter() - self._since)
             self._told = self.under_way
-            decided = Late(self.under_way, time.perf_counter() - self._since) if self.patience_s else None
         if self.under_way is None and newest is not None and self._is_due(newest):
             slot = next(iter(slots))
             slot.offer()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..planners.mesh import mesh_of
 from ..specs.models import Spec
-from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, read_heartbeats
+from ..tiers.heartbeat import DONE_STEP, clear_heartbeats, end_group, end_workers, read_heartbeats
 from ..tiers.layout import RunDir
 from ..tiers.memory import MemoryDir, open_memory_dir
 from ..tiers.recovery import Candidate
@@ -79,8 +79,7 @@ class Shifts:
     def cut(self) -> None:
         """The attempt is over on another node: end the workers that have not noticed. To be called from `watch`."""
         self._cut = True
-        for beat in read_heartbeats(self.memory):
-            end_group(beat)
+        end_workers(self.memory)
 
     def _ended(self, ended: Ended) -> Ended:
         """Without those that we have ended ourselves: they are no cause of anything."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from ..specs.codes import Code
 from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
+from ..tiers.access import NO_ROOM
 from ..tiers.heartbeat import Heartbeat, Phase
 from ..tiers.journal import leave_note, tell_losses
 from ..tiers.jsonfile import read
@@ -41,7 +41,6 @@ from .state import StateError
 from .step import Progress, TrainingDiverged, diverged, settle, train_step
 from .wayout import WayOut
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 OTHER_DATA = "dataset, held-out part or seed in the spec are not the checkpoint's"
 FINAL_ERRORS: dict[type[BaseException], Code] = {
     NothingUsable: Code.DAMAGED,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that are not about the path but about who asks for it."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a place that is full, or of which somebody has had his part."""
 _USABLE = os.R_OK | os.W_OK | os.X_OK
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..specs.dtypes import DTYPE_BYTES
 from . import faults, files
+from .access import NO_ROOM
 from .jsonfile import Unreadable
 from .lock import FolderLock
 from .recovery import Opened
@@ -221,7 +222,7 @@ def _appearing(out: Path, needed: int) -> Iterator[Path]:
             files.sync_dir(out.parent)
         except BaseException as error:
             shutil.rmtree(mine, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 room = f"the export needs {needed} bytes, free there: {_free(out.parent)}"
                 raise OSError(error.errno, f"{os.strerror(error.errno)}: {room}", str(out)) from error
             raise

@@ -146,6 +146,12 @@ def state_of(beat: Beat) -> str | None:
     return fields[0] if int(fields[19]) == beat.started else None
 
 
+def end_workers(memory: MemoryDir) -> None:
+    """Kill what is left of all workers of this node."""
+    for beat in read_heartbeats(memory):
+        end_group(beat)
+
+
 def end_group(beat: Beat) -> None:
     """Kill what is left of a worker's process group (each worker leads its own).
 
