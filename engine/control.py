@@ -22,7 +22,7 @@ from .report import Reporter
 from .snapshot import Cadence, Pace, Snapshots
 
 WINDOW_PASSES = 256
-"""Steps whose passes are remembered."""
+"""Steps whose passes, and copies, are remembered."""
 OTHER_PACE = 0.2
 """The windows are given other shares when one of them changes by more than this part."""
 
@@ -49,6 +49,8 @@ class Control:
         self.rule = rule_of(spec, plan)
         self.window = Window()
         self.passes: deque[tuple[float, float]] = deque(maxlen=WINDOW_PASSES)
+        self.copies: deque[float] = deque(maxlen=WINDOW_PASSES)
+        """Seconds per byte of each copy."""
         self.looks = 0
         self._told_excess = False
         self._waited_s = self._drain_s = 0.0
@@ -76,18 +78,25 @@ class Control:
         )
         passes = windows_per_step(self.spec)
         self.passes.append((metrics["forward_s"] / passes, metrics["backward_s"] / passes))
+        if metrics["snapshot_bytes"] > 0:
+            self.copies.append(self.snapshots.copier.moving_s / max(1, self.snapshots.constant_bytes))
         full = self.window.full
         early = 0 if full else self.window.early()
         probe = not early and self.window.probe()
         if (full or early or probe) and (self._look(step, reporter, early, probe=probe) or full):
             self.window.restart()
             self.passes.clear()
+            self.copies.clear()
 
     def _look(self, step: int, reporter: Reporter, early: int = 0, *, probe: bool = False) -> bool:
-        """Decide; returns whether the intervals are others now."""
+        """Decide; returns whether the intervals are others now.
+
+        Passes count by the wall clock, for a window is open while they wait for a core; copies by the time that they
+        had one, for slices are sized by how fast they are. Of both it is the median that counts.
+        """
         mine = self.window.figures().values()
         forward_s, backward_s = (median(times) for times in zip(*self.passes, strict=True))
-        byte_s = self.snapshots.copier.moving_s / max(1, self.snapshots.constant_bytes)
+        byte_s = median(self.copies)  # a look comes after a copy
         *values, forward_s, backward_s, byte_s = self.context.worst_of_ranks([*mine, forward_s, backward_s, byte_s])
         figures = Figures(*values)
         before = self.setting

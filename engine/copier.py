@@ -25,6 +25,7 @@ from torch import Tensor
 from ..tiers import faults
 from .finite import Floats
 from .packs import Pack
+from .timing import WorkClock
 from .tunables import BLOCK_BYTES
 
 NICENESS = 10
@@ -154,7 +155,7 @@ class Copier:
         self.mover = mover
         self.slice_bytes = slice_bytes
         self.moving_s = 0.0
-        """Time that the last copy took without its waits for windows."""
+        """Time that the last copy took without its waits for windows, and for a core."""
         self._changed = threading.Condition()
         self._items: Sequence[Item] | None = None
         self._base = 0
@@ -215,18 +216,25 @@ class Copier:
     def _take(self, wanted: int) -> bool:
         """Wait until bytes are granted, unless some are left; False when the thread is to end."""
         if self._budget <= 0 and not self._unlimited:
-            started = time.perf_counter()
+            started = self._clock.now()
             with self._changed:
                 while not (self._stopping or self._unlimited or self._budget + self._granted > 0):
                     self._changed.wait()
                 self._budget, self._granted = self._budget + self._granted, 0
-            self._waited_s += time.perf_counter() - started
+            self._waited_s += self._clock.now() - started
         self._budget -= wanted
         return not self._stopping
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        self._clock = WorkClock()
+        try:
+            self._serve()
+        finally:
+            self._clock.close()
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 while not self._stopping and (self._items is None or not (self._unlimited or self._granted > 0)):
@@ -246,7 +254,7 @@ class Copier:
         digests = []
         half = len(items) // 2
         self._budget, self._waited_s = 0, 0.0
-        started = time.perf_counter()
+        started = self._clock.now()
         for number, given in enumerate(items):
             if given.pack is not None:
                 self.mover.fill(given.pack)
@@ -255,7 +263,7 @@ class Copier:
                 return
             if number == half:
                 faults.point("copy.slice", self._step)
-        self.moving_s = time.perf_counter() - started - self._waited_s
+        self.moving_s = self._clock.now() - started - self._waited_s
         self._done(digests)
 
     def _copy_item(self, number: int, item: Item) -> str:

@@ -1,13 +1,47 @@
-"""How long the parts of a step take: wall clock on the CPU, events on a CUDA stream."""
+"""How long the parts of a step take: wall clock on the CPU, events on a CUDA stream; how long a thread has work."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Of the thread that opens it, in nanoseconds: time on a core, time ready to run without one (Linux, sched-stats)."""
+
+
+class WorkClock:
+    """Seconds of a thread without those in which it was ready and had no core; made and read by that thread.
+
+    Where no core is spare those say what else the machine does, not how fast the thread's work is.
+    """
+
+    def __init__(self) -> None:
+        """Look for what the kernel tells of this thread; where it tells nothing the clock is the wall's."""
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter() - self._without_core_s()
+
+    def _without_core_s(self) -> float:
+        if self._file is None:
+            return 0.0
+        fields = os.pread(self._file, 128, 0).split()
+        return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class StepClock:

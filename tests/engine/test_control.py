@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from dtrain.engine.report import Reporter
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.step import Progress, train_step
 from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.observed import WARM_UP_STEPS, WINDOW_STEPS
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
 from dtrain.planners.shards import TensorInfo
+from dtrain.planners.windows import Windows, storage_parameters
 from dtrain.specs.models import Spec
 from dtrain.tiers.heartbeat import Heartbeat
 from dtrain.tiers.jsonfile import dumps, read_lines
@@ -123,16 +126,49 @@ def test_a_restart_goes_on_with_what_was_settled_on(tmp_path: Path, memory: Memo
     again.snapshots.close()
 
 
+class Told(Loop):
+    """Steps and copies of which a test says how long they took: no figure is that of this machine."""
+
+    def __init__(self, folder: Path, memory: MemoryDir, copies_s: Sequence[float]) -> None:
+        super().__init__(folder, memory, spec_with(), None)
+        self.copies_s = copies_s
+
+    def settle(self, pace: Pace) -> None:
+        """One window of the controller."""
+        control = Control(self.spec, self.plan, self.run.plan, self.context, self.snapshots)
+        reporter, passes = Reporter(self.run, 1, active=True, slow_tier="disk"), self.spec.micro_batches
+        self.snapshots.set_pace(pace)
+        told = {"step_s": 0.05, "stall_s": 0.0, "forward_s": passes * 0.01, "backward_s": passes * 0.03}
+        for step, copy_s in enumerate(self.copies_s, 1):
+            self.snapshots.copier.moving_s = copy_s
+            control.step(step, {**told, "snapshot_bytes": self.snapshots.constant_bytes}, reporter)
+        self.snapshots.close()
+
+
+ONE_WINDOW = WARM_UP_STEPS + WINDOW_STEPS
+
+
 def test_windows_get_shares_as_long_as_they_are(tmp_path: Path, memory: MemoryDir) -> None:
-    loop = Loop(tmp_path / "run", memory, spec_with(max_steps=4 * STEPS, checkpoint={"max_overhead": 1.0}), Slowed())
-    loop.snapshots.set_pace(Pace(2**20, 0, 2**20))
-    loop.train(4 * STEPS)
-    event = loop.adjusted("pace")[0]
+    loop = Told(tmp_path / "run", memory, [0.001] * ONE_WINDOW)
+    loop.settle(Pace(2**20, 0, 2**20))
+    (event,) = loop.adjusted("pace")
     assert event["pace"]["from"] == {"forward_bytes": 2**20, "backward_bytes": 0, "slice_bytes": 2**20}
-    assert loop.snapshots.copier.slice_bytes == loop.snapshots.pace.slice_bytes < 2**20
-    passes = loop.spec.micro_batches
     pace = loop.snapshots.pace
-    assert passes * (pace.forward_bytes + pace.backward_bytes) >= loop.plan.model.state_bytes_per_rank  # type: ignore[operator]
+    assert (event["forward_s"], event["backward_s"]) == (0.01, 0.03)
+    assert loop.snapshots.copier.slice_bytes == pace.slice_bytes < 2**20
+    size = loop.plan.model.state_bytes_per_rank
+    assert size is not None
+    windows = Windows(loop.spec.micro_batches, 0.01, 0.03, loop.snapshots.constant_bytes / 0.001)
+    planned = storage_parameters(size, loop.spec.micro_batches, windows, ("memory",))
+    assert [pace.forward_bytes, pace.backward_bytes] == [each.bytes_per_window for each in planned]
+    assert loop.spec.micro_batches * (pace.forward_bytes + pace.backward_bytes) >= size
+
+
+def test_one_copy_that_was_held_up_says_nothing_of_the_channel(tmp_path: Path, memory: MemoryDir) -> None:
+    loop = Told(tmp_path / "run", memory, [0.001] * (ONE_WINDOW - 1) + [10.0])
+    loop.settle(Pace(2**20, 0, 2**20))
+    (event,) = loop.adjusted("pace")
+    assert event["copy_bytes_per_s"] == pytest.approx(loop.snapshots.constant_bytes / 0.001)
 
 
 @pytest.mark.parametrize("auto", [True, False])

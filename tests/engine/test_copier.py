@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from tests.engine.build import GatedMover
 from torch import Tensor
 
+from dtrain.engine import timing
 from dtrain.engine.copier import Copier, HostMover, Item, NonFinite
 from dtrain.engine.finite import FLOATS
 from dtrain.engine.state import tensor_bytes
@@ -185,6 +187,38 @@ def test_the_mover_is_told_when_the_update_is_done(bench: MakeBench) -> None:
     one.begin()
     one.copier.finish()
     assert mover.calls == ["start", "move"]
+
+
+class Displaced(HostMover):
+    """At every slice the thread loses its core, for a time that no copy takes."""
+
+    def __init__(self, told: Path) -> None:
+        self.told, self.lost_s = told, 0
+        self.lose(0)
+
+    def lose(self, seconds: int) -> None:
+        self.lost_s += seconds
+        self.told.write_text(f"0 {self.lost_s * 10**9} 1")
+
+    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
+        self.lose(1000)
+        super().move(item, position, nbytes, target)
+
+
+def test_the_time_without_a_core_is_none_of_the_copy(
+    bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "SCHEDSTAT", str(tmp_path / "schedstat"))
+    mover = Displaced(tmp_path / "schedstat")
+    one = bench([torch.randn(10)], slice_bytes=16, mover=mover)
+    one.begin()
+    one.copier.grant(16)
+    settle = time.monotonic() + 5
+    while mover.lost_s < 1000 and time.monotonic() < settle:
+        time.sleep(0.001)
+    mover.lose(10**6)  # while it waits for a window, which does not count either way
+    one.copier.finish()
+    assert -3000 <= one.copier.moving_s < -2900, "three slices, and nothing for the wait"
 
 
 class Broken(HostMover):

@@ -1,12 +1,13 @@
 """Seconds of the parts of a step."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from dtrain.engine import timing
-from dtrain.engine.timing import StepClock
+from dtrain.engine.timing import StepClock, WorkClock
 
 
 class Hands:
@@ -57,3 +58,32 @@ def test_real_time_is_measured() -> None:
     with clock.part("forward"):
         time.sleep(0.02)
     assert 0.02 <= clock.seconds["forward"] <= clock.total() < 5
+
+
+def test_a_thread_that_waits_for_a_core_does_not_work(
+    hands: Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "schedstat"
+    told.write_text("7000000000 1000000000 3\n")
+    monkeypatch.setattr(timing, "SCHEDSTAT", str(told))
+    clock = WorkClock()
+    began = clock.now()
+    hands.now += 3.0
+    told.write_text("7500000000 3500000000 4\n")
+    assert clock.now() - began == 0.5, "2.5 of the 3 s it had no core"
+    clock.close()
+
+
+@pytest.mark.parametrize("told", [None, "", "12\n"])
+def test_where_the_kernel_tells_nothing_the_wall_clock_counts(
+    hands: Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None
+) -> None:
+    path = tmp_path / "schedstat"
+    if told is not None:
+        path.write_text(told)
+    monkeypatch.setattr(timing, "SCHEDSTAT", str(path))
+    clock = WorkClock()
+    began = clock.now()
+    hands.now += 3.0
+    assert clock.now() - began == 3.0
+    clock.close()
