@@ -52,7 +52,7 @@ def has_begun(run_dir: RunDir, spec: Spec) -> bool:
     events = read_lines(run_dir.events)
     if any(line.get("event") in ("committed", "finished") for line in events):
         return True
-    if events and any(tier.type not in ("memory", "disk", "object") for tier in spec.tiers):
+    if events and any(tier.type not in ("memory", "disk", "object") for tier in spec.used_tiers):
         return True  # another node's memory may hold what this one cannot see
     if remembered(memory_dir(run_dir, ranks_of(spec, 0))) is not None:
         return True

@@ -56,7 +56,7 @@ def _bench(spec_path: str, overrides: list[str], options: Options, as_json: bool
     spec = absolute(load_spec(spec_path, overrides))
     check_supported(spec)
     try:
-        methods = choose(options.methods, [tier.type for tier in spec.tiers])
+        methods = choose(options.methods, [tier.type for tier in spec.used_tiers])
     except UnknownMethod as error:
         raise Refused(Code.USAGE, str(error)) from error
     picture = checked(options.plot)
@@ -113,7 +113,7 @@ def _measure(
 def _announce(console: Console, spec: Spec, plan: Plan, run: RunDir, methods: Sequence[str], options: Options) -> None:
     """What is about to be compared, and for about how long."""
     labels = ", ".join(METHODS[name].label for name in methods)
-    far = [tier.type for tier in spec.tiers if tier.type not in ("memory", "disk")]
+    far = [tier.type for tier in spec.used_tiers if tier.type not in ("memory", "disk")]
     left_out = f" (the {' and '.join(far)} tier is left out)" if far else ""
     left_out += "" if spec.memory_tier or spec.disk_tier else " (not by dtrain: the spec has no memory or disk tier)"
     chosen = options.blocks is not None or options.steps_per_block is not None

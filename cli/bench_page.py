@@ -50,7 +50,7 @@ def to_document(spec: Spec, plan: Plan, lines: Sequence[Mapping[str, Any]], seco
             for found in compare(blocks)
         ],
         "failed": {line["method"]: line["error"] for line in lines if line["what"] == "failed"},
-        "left_out": [tier.type for tier in spec.tiers if tier.type not in ("memory", "disk")],
+        "left_out": [tier.type for tier in spec.used_tiers if tier.type not in ("memory", "disk")],
     }
 
 

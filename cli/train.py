@@ -352,7 +352,9 @@ def _announce(console: Console, run: RunDir, spec: Spec, plan: Plan, start: Star
     )
     tiers = ", ".join(f"{tier.type} every {_steps(tier.every)}" for tier in plan.tiers)
     console.print(f"checkpoints: {tiers or 'none (tiers is empty): a fault loses the whole run'}")
-    if spec.tiers and not spec.slow_tiers:
+    if spec.unused is not None:
+        console.print(f"warning: {spec.unused}", soft_wrap=True)
+    if spec.used_tiers and not spec.slow_tiers:
         console.print(
             "note: no disk or object tier: nothing of the trained state is kept once the run has ended", highlight=False
         )

@@ -25,6 +25,8 @@ def validate(spec_path: str, overrides: list[str], as_json: bool) -> int:
         _write_json({"valid": True, "spec": spec_to_json(spec)})
     else:
         _say(f"{shown(spec_path, 200)}: valid — {summary(spec)}", to_stderr=False)
+        if spec.unused is not None:
+            _say(f"warning: {spec.unused}", to_stderr=False)
     return 0
 
 
@@ -38,7 +40,7 @@ def summary(spec: Spec) -> str:
         else f"model {model.entry}"
     )
     passes = spec.micro_batches
-    tiers = " + ".join(f"{tier.type} every {tier.every}" for tier in spec.tiers) or "none"
+    tiers = " + ".join(f"{tier.type} every {tier.every}" for tier in spec.used_tiers) or "none"
     return (
         f"{spec.name}, {what}, world size {spec.world_size}, "
         f"{passes} micro-batch{'' if passes == 1 else 'es'} per step, tiers: {tiers}"

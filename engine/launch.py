@@ -107,7 +107,7 @@ class Launcher(Ending):
                 return self._without_folder()
             if self.tier_failed or ended.signal_number is not None:
                 return self._stopped(ended.signal_number or signal.SIGTERM)
-            if result is not None and _is_done(verdict, stored=bool(self.spec.tiers)):
+            if result is not None and _is_done(verdict, stored=bool(self.spec.used_tiers)):
                 if not (self.growing and result.preempted):
                     return self._ended(result)
                 self._made_progress()

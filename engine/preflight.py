@@ -62,7 +62,7 @@ def _memory(spec: Spec, plan: Plan, memory: MemoryDir) -> Iterator[str]:
     if not TMPFS.is_dir():
         return  # who makes the folder there says so
     yield from _names(spec)
-    if not spec.tiers or plan.model.state_bytes is None:
+    if not spec.used_tiers or plan.model.state_bytes is None:
         return
     replicas = spec.peer_tier.replicas if spec.peer_tier is not None else 0
     slots = SLOTS + (PEER_SLOTS + REPLICA_SLOTS * replicas if replicas else 0)

@@ -247,7 +247,7 @@ def assumptions(spec: Spec, machine: Machine, by_table: bool, measured: Measured
     if by_table:
         traffic = f"{size(reached.update_bytes_per_s)}/s of memory traffic per rank"
         lines = [_compute_basis(spec, machine, reached), f"update: {traffic}{_source(given.memory_bandwidth, None)}"]
-    if spec.tiers:
+    if spec.used_tiers:
         lines.append(_channel_basis(spec, machine, measured, reached))
     if spec.disk_tier is not None:
         source = _source(given.disk_bandwidth, _seen(measured).disk_bytes_per_s)

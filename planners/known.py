@@ -53,7 +53,7 @@ class Known:
     def storage_parameters(self) -> tuple[StorageParameters, StorageParameters]:
         """Storage parameters of forward and backward windows."""
         shard = self.sizes.shard_bytes if self.sizes else None
-        first = tuple(tier.type for tier in self.spec.tiers[:1])
+        first = tuple(tier.type for tier in self.spec.used_tiers[:1])
         return storage_parameters(shard, windows_per_step(self.spec), self.windows, first)
 
     @property

@@ -51,7 +51,7 @@ def plan_assumptions(
         lines.append(f"{shared} outlives the nodes; a disk inside a node is lost with that node")
     if times is not None:
         lines.append(f"a restart takes {duration(spec.cluster.hardware.restart_time)} before anything is read")
-        if not spec.tiers:
+        if not spec.used_tiers:
             lines.append("without tiers a fault loses half of the run on average")
     return lines
 
@@ -76,13 +76,14 @@ def plan_warnings(
             f"{plural(spec.cluster.workers_per_node, 'worker')} per node share "
             f"{plural(machine.accelerator_count, 'accelerator')}"
         )
+    lines += [spec.unused] if spec.unused is not None else []
     lines += _interval_warnings(spec, every)
     lines += _peer_warnings(spec, every, costs, step_s)
     if costs is None or step_s is None:
         return lines
     lines += [*_late_warnings(spec, every, costs, step_s), *_stop_warnings(spec, costs, step_s)]
     if expected.overhead is not None and expected.overhead > expected.budget:
-        given = any(tier.every != "auto" for tier in spec.tiers)
+        given = any(tier.every != "auto" for tier in spec.used_tiers)
         cost, allowed = shares(expected.overhead, expected.budget)
         lines.append(
             f"checkpoints cost {cost} of the step time, checkpoint.max_overhead allows {allowed}; "

@@ -49,7 +49,7 @@ def make_plan(
         )
     known = know(spec, machine, measured, parameters, cuts)
     every = tier_intervals(known)
-    tiers = tuple(_tier(known, tier, every[tier.type]) for tier in spec.tiers)
+    tiers = tuple(_tier(known, tier, every[tier.type]) for tier in spec.used_tiers)
     steps = {kind: interval.steps for kind, interval in every.items()}
     forward, backward = known.storage_parameters
     expected, memory = _expected(known, steps), _memory(known)
@@ -180,7 +180,7 @@ def _memory(known: Known) -> MemoryNeed:
     on_cpu = known.machine.accelerator == "cpu"
     return memory_need(
         parts=device_parts(known.spec, known.sizes, known.work, on_cpu=on_cpu) if known.sizes else None,
-        shard_bytes=shard if known.spec.tiers else 0,
+        shard_bytes=shard if known.spec.used_tiers else 0,
         workers_per_node=known.spec.cluster.workers_per_node,
         device_limit_bytes=known.rates.device_memory_bytes,
         host_limit_bytes=known.machine.host_memory_bytes if host == "auto" else host,

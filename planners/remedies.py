@@ -25,7 +25,7 @@ MARGIN = 1e-6
 
 def reasons(known: Known, parameters: tuple[StorageParameters, StorageParameters]) -> list[str]:
     """Say why the windows get the bytes that they get."""
-    if not known.spec.tiers or known.sizes is None or known.windows is None:
+    if not known.spec.used_tiers or known.sizes is None or known.windows is None:
         return []
     windows, shard = known.windows, known.sizes.shard_bytes
     capacity, stall_s, pace = windows.capacity_bytes, windows.stall_s(shard), windows.pace(shard)

@@ -34,9 +34,9 @@ def tier_intervals(known: Known) -> dict[str, Interval]:
     """Return the steps between two checkpoints of each tier that the spec has, fastest first."""
     every: dict[str, Interval] = {}
     wanted: dict[str, Wanted | None] = {
-        tier.type: _wanted(known, tier) for tier in known.spec.tiers if tier.every == "auto"
+        tier.type: _wanted(known, tier) for tier in known.spec.used_tiers if tier.every == "auto"
     }
-    for tier in known.spec.tiers:  # each is filled from the one before
+    for tier in known.spec.used_tiers:  # each is filled from the one before
         if tier.every != "auto":
             every[tier.type] = Interval(tier.every, intervals.GIVEN)
             continue
@@ -69,7 +69,7 @@ def _place(known: Known, tier: TierSpec, source: int, wanted: dict[str, Wanted |
     that no multiple of what is given before it divides.
     """
     spec, peer = known.spec, known.spec.peer_tier
-    tiers = [other for other in spec.tiers if other is tier or not isinstance(other, PeerTier)]
+    tiers = [other for other in spec.used_tiers if other is tier or not isinstance(other, PeerTier)]
     position = tiers.index(tier)
     if tier is peer:  # nothing is filled from it
         del tiers[position + 1 :]
@@ -107,7 +107,7 @@ def _peer_wanted(known: Known) -> Wanted | None:
     if costs is None or step_s is None:
         return None
     sustained = math.ceil(min(costs.slow_s("peer") / step_s, intervals.NEVER))
-    snapshots = next((tier.every for tier in spec.tiers if isinstance(tier, MemoryTier)), 1)
+    snapshots = next((tier.every for tier in spec.used_tiers if isinstance(tier, MemoryTier)), 1)
     left_s = spec.checkpoint.max_overhead * step_s - costs.snapshot_s / (1 if snapshots == "auto" else snapshots)
     allowed = math.ceil(min(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s), intervals.NEVER))
     allowed = min(allowed, spec.max_steps // intervals.LEAST_PER_RUN)
@@ -152,7 +152,7 @@ def _slow_wanted(known: Known, tier: DiskTier | ObjectTier) -> Wanted | None:
         return intervals.far_every(
             write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, max_steps=spec.max_steps
         )
-    before = [other for other in spec.tiers if isinstance(other, MemoryTier)]
+    before = [other for other in spec.used_tiers if isinstance(other, MemoryTier)]
     steps_before: dict[str, int] = {other.type: 1 if other.every == "auto" else other.every for other in before}
     used = cost_per_step_s(known, costs, steps_before, step_s)[0] / step_s
     served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
@@ -202,7 +202,7 @@ def source(known: Known, costs: Costs, every: dict[str, int], kind: str, step_s:
 
     Each rank, or node, reads its own part; then every rank is given the rest of what it holds.
     """
-    tier = next((tier for tier in known.spec.tiers if kind in SURVIVES[tier.type]), None)
+    tier = next((tier for tier in known.spec.used_tiers if kind in SURVIVES[tier.type]), None)
     if tier is None or known.sizes is None:
         return None
     missing = max(0, known.sizes.rank_state_bytes - known.sizes.shard_bytes)

@@ -340,14 +340,20 @@ class Spec(Block):
         return self.evaluation is not None and (step % self.evaluation.every == 0 or step == self.max_steps)
 
     @property
+    def used_tiers(self) -> list[Tier]:
+        """The tiers that a run has: those of the spec, on one node without the memory of others."""
+        alone = self.cluster.nodes == 1
+        return [tier for tier in self.tiers if not (alone and isinstance(tier, PeerTier))]
+
+    @property
     def memory_tier(self) -> MemoryTier | None:
         """The memory tier, if the spec has one."""
         return next((tier for tier in self.tiers if isinstance(tier, MemoryTier)), None)
 
     @property
     def peer_tier(self) -> PeerTier | None:
-        """The tier in the memory of other nodes, if the spec has one."""
-        return next((tier for tier in self.tiers if isinstance(tier, PeerTier)), None)
+        """The tier in the memory of other nodes, if the run has one."""
+        return next((tier for tier in self.used_tiers if isinstance(tier, PeerTier)), None)
 
     @property
     def disk_tier(self) -> DiskTier | None:
@@ -358,6 +364,16 @@ class Spec(Block):
     def object_tier(self) -> ObjectTier | None:
         """The tier in an object store, if the spec has one."""
         return next((tier for tier in self.tiers if isinstance(tier, ObjectTier)), None)
+
+    @property
+    def unused(self) -> str | None:
+        """What of the spec this run does without, and why; None: nothing."""
+        if len(self.used_tiers) == len(self.tiers):
+            return None
+        return (
+            "the peer tier is left out: with cluster.nodes 1 there is no other node to keep copies, so the loss of "
+            "this one is survived by slower tiers only"
+        )
 
     @property
     def slow_tiers(self) -> list[DiskTier | ObjectTier]:

@@ -108,7 +108,10 @@ def _tier_intervals(view: View) -> Iterator[Finding]:
 
 
 def _peer(view: View) -> Iterator[Finding]:
-    """Copies of snapshots need snapshots, and as many other nodes as there are copies."""
+    """Copies of snapshots need snapshots, and as many other nodes as there are copies.
+
+    One copy on one node is what a spec for any number of nodes asks for: the run leaves the tier out and says so.
+    """
     at = {kind: index for index, kind in reversed(view.tiers())}
     if "peer" not in at:
         return
@@ -117,7 +120,8 @@ def _peer(view: View) -> Iterator[Finding]:
         yield Finding(("tiers", at["peer"], "type"), message, "put {type: memory} before it")
     count, replicas = view.nodes(), view.whole("tiers", at["peer"], "replicas")
     nodes = count.least if count is not None else None
-    if nodes is not None and replicas is not None and replicas >= nodes:
+    idle = nodes == 1 and replicas == 1 and count is not None and not count.elastic
+    if nodes is not None and replicas is not None and replicas >= nodes and not idle:
         others = "1 node, so there is no other one" if nodes == 1 else f"{nodes} nodes, so {nodes - 1} other ones"
         others = f"at the least {others}" if count is not None and count.elastic else others
         fewer = f"use {nodes - 1} or less, or" if nodes > 1 else "remove the tier, or use"
