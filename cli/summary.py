@@ -60,6 +60,8 @@ def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]
         "seconds": _finite(_seconds(state, outcome)),
         "lost_s": _finite(state.repeated_s + state.downtime_s),
         "loss": _finite(state.loss),
+        "samples": state.samples_seen,
+        "tokens_seen": state.tokens_seen,
         "tokens_per_s": _finite(state.series["tokens_per_s"].median),
         "evaluation": _evaluation(state),
         "totals": {key: _finite(value) for key, value in state.totals.items()},
@@ -122,6 +124,9 @@ def _what_happened(state: RunState, plan: Mapping[str, Any], outcome: Mapping[st
     }.get(status, f"after step {state.step} of {state.max_steps}{took}{loss}")
     rows = [(status, Text(head))]
     rows += [("", Text(line)) for line in _reason(state, outcome, status)]
+    if state.samples_seen is not None:
+        tokens = f", {human_count(state.tokens_seen)} tokens" if state.tokens_seen is not None else ""
+        rows.append(("seen", Text(f"{plural(state.samples_seen, 'sample')}{tokens}")))
     if state.evaluated is not None:
         rows.append(("evaluated", Text(evaluation_words(state.evaluated))))
     if state.attempts > 1 or state.repeated:

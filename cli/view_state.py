@@ -63,7 +63,9 @@ class RunState:
     loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
+    samples_seen: int | None = None
     tokens_seen: int | None = None
+    """None where samples are not runs of tokens."""
     evaluated: Mapping[str, Any] | None = None
     """The last evaluation's event."""
     attempt: int = 0
@@ -140,7 +142,13 @@ class RunState:
     def take_history(self, records: list[dict[str, Any]]) -> None:
         """Learn from steps of an earlier start which steps would be repeated ones."""
         self.reached = max([self.reached, *(integer(record, "step") or 0 for record in records)])
-        self.step = (integer(records[-1], "step") or 0) if records else self.step
+        if records:
+            self.step = integer(records[-1], "step") or 0
+            self._take_seen(records[-1])
+
+    def _take_seen(self, record: Mapping[str, Any]) -> None:
+        self.samples_seen = integer(record, "samples") or self.samples_seen
+        self.tokens_seen = integer(record, "tokens_seen") or self.tokens_seen
 
     def take_step(self, record: Mapping[str, Any]) -> bool:
         """Take a line of metrics.jsonl; False for one that tells of no new step, or of an attempt that is over."""
@@ -154,7 +162,7 @@ class RunState:
         self.step, self.reached = step, max(step, self.reached)
         self.loss = number(record, "loss")
         self.lr, self.grad_norm = number(record, "lr"), number(record, "grad_norm")
-        self.tokens_seen = integer(record, "tokens_seen") or self.tokens_seen
+        self._take_seen(record)
         self.recent.append(record)
         if self.loss is not None:
             self.losses.append(self.loss)

@@ -75,10 +75,10 @@ class Recorder(Reporter):
 
     last: dict[str, Any] = field(default_factory=dict, init=False)
 
-    def step(self, metrics: dict[str, Any], tokens: int | None, samples: int) -> None:
+    def step(self, metrics: dict[str, Any], tokens: int | None, samples: int, tokens_seen: int | None) -> None:
         """One line of metrics.jsonl."""
         self.last = metrics
-        super().step(metrics, tokens, samples)
+        super().step(metrics, tokens, samples, tokens_seen)
 
 
 class BenchWorker(Worker):

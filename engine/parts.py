@@ -69,8 +69,12 @@ class Parts:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens that one step trains on; None where samples are not runs of tokens."""
+        return self.tokens_in(self.spec.training.global_batch_size)
+
+    def tokens_in(self, samples: int) -> int | None:
+        """Tokens in so many samples; None where samples are not runs of tokens."""
         dataset = self.spec.dataset
-        return self.spec.training.global_batch_size * dataset.seq_len if isinstance(dataset, TokenDataset) else None
+        return samples * dataset.seq_len if isinstance(dataset, TokenDataset) else None
 
     @cached_property
     def average(self) -> Average | None:

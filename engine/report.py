@@ -30,12 +30,12 @@ class Reporter:
     _line: dict[str, Any] = field(default_factory=dict, init=False)
     """The last one of metrics.jsonl."""
 
-    def step(self, metrics: dict[str, Any], tokens: int | None, samples: int) -> None:
-        """One line of metrics.jsonl."""
+    def step(self, metrics: dict[str, Any], tokens: int | None, samples: int, tokens_seen: int | None) -> None:
+        """One line of metrics.jsonl; `tokens` are of this step, `samples` and `tokens_seen` of all so far."""
         if not self.active:
             return
         rate = tokens / metrics["step_s"] if tokens is not None else None
-        further = {"tokens": tokens, "tokens_per_s": rate, "samples": samples}
+        further = {"tokens": tokens, "tokens_per_s": rate, "samples": samples, "tokens_seen": tokens_seen}
         self._line = {**metrics, **further}
         self._append_line()
 

@@ -211,7 +211,8 @@ class Worker:
             reporter.offered(offered)
         if control is not None:
             control.step(self.progress.step, metrics, reporter)
-        reporter.step(metrics, parts.tokens_per_step, self.progress.samples)
+        seen = self.progress.samples
+        reporter.step(metrics, parts.tokens_per_step, seen, parts.tokens_in(seen))
         return outcome.stop, metrics["loss"]
 
     def _left_unevaluated(self, restored: Version | None, context: Context, reporter: Reporter) -> bool:

@@ -234,6 +234,24 @@ def test_what_an_earlier_start_has_done_is_told_apart_and_the_pace_is_there(tmp_
     assert "loss 2.5000, 160.0 samples/s\n" in printed(finished_state(tmp_path), samples, {})
 
 
+def test_what_was_seen_counts_from_the_first_step_on(tmp_path: Path) -> None:
+    state = RunState(tmp_path, max_steps=20)
+    state.take_history([{"step": 18, "samples": 576, "tokens_seen": 576 * 128}])
+    assert "seen          576 samples, 73.7k tokens\n" in printed(state, PLAN, {})
+    state.take_step(step(19, samples=608, tokens_seen=608 * 128))
+    state.take_step(step(20, attempt=2, samples=640, tokens_seen=640 * 128))
+    assert "seen          640 samples, 81.9k tokens\n" in printed(state, PLAN, {})
+    document = to_json(state, PLAN, {})
+    assert (document["samples"], document["tokens_seen"]) == (640, 81_920)
+
+
+def test_data_without_tokens_are_counted_in_samples(tmp_path: Path) -> None:
+    state = RunState(tmp_path, max_steps=20)
+    state.take_step(step(20, samples=640, tokens_seen=None))
+    assert "seen          640 samples\n" in printed(state, PLAN, {})
+    assert to_json(state, PLAN, {})["tokens_seen"] is None
+
+
 def test_the_last_evaluation_is_told_and_its_line_counts_no_step_twice(tmp_path: Path) -> None:
     state = finished_state(tmp_path)
     assert to_json(state, PLAN, {})["evaluation"] is None

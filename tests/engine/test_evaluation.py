@@ -261,7 +261,7 @@ def test_the_line_of_the_step_is_told_again_with_what_the_evaluation_gave(tmp_pa
     run = RunDir(tmp_path)
     result = Evaluated(step=4, loss=1.5, perplexity=4.5, batches=3, samples=24, seconds=0.25)
     first = Reporter(run, 1, active=True)
-    first.step({"step": 4, "loss": 2.0, "step_s": 0.5}, 10, 64)
+    first.step({"step": 4, "loss": 2.0, "step_s": 0.5}, 10, 64, None)
     assert not first.has_evaluated(4)
     again = Reporter(run, 2, active=True)
     again.evaluated(result)

@@ -19,8 +19,8 @@ RESTORED = Restored(Candidate(Version(1, 3), Place("disk", "/d")), {}, 1.5, [{"s
 
 def said(run: RunDir, *, active: bool) -> None:
     reporter = Reporter(run, 2, active)
-    reporter.step(METRICS, 1000, 96)
-    reporter.step(METRICS, None, 96)
+    reporter.step(METRICS, 1000, 96, 3000)
+    reporter.step(METRICS, None, 96, None)
     reporter.committed(Version(2, 3), 4096, 0.125)
     reporter.committed(None, 4096, 0.125)
     reporter.restored(RESTORED, "ab", ({"step": 5, "reason": "cut"},))
@@ -36,7 +36,8 @@ def test_rank_0_writes_a_line_for_each(tmp_path: Path) -> None:
     first, second = read_lines(run.metrics)
     assert {key: first[key] for key in METRICS} == METRICS
     assert (first["tokens"], first["tokens_per_s"], first["samples"], first["attempt"]) == (1000, 4000.0, 96, 2)
-    assert (second["tokens"], second["tokens_per_s"]) == (None, None)
+    assert (second["tokens"], second["tokens_per_s"], second["tokens_seen"]) == (None, None, None)
+    assert first["tokens_seen"] == 3000
     committed, restored, warning, *_ = read_lines(run.events)
     assert {**committed, "time": 0} == {
         "event": "committed", "step": 3, "attempt": 2, "tier": "memory", "bytes": 4096, "seconds": 0.125, "time": 0,

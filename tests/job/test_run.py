@@ -26,6 +26,7 @@ def test_files_and_lines_are_as_the_contract_says(oracle: Job) -> None:
     assert all(line.keys() >= METRICS for line in lines)
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert all(line["snapshot_bytes"] > 0 for line in lines[1:])
+    assert (lines[-1]["samples"], lines[-1]["tokens_seen"]) == (STEPS * 16, STEPS * 16 * 32)
     assert {"planned", "attempt", "committed", "finished"} <= {
         json.loads(line)["event"] for line in oracle.run.events.read_text().splitlines()
     }
