@@ -49,15 +49,13 @@ def _profiled(spec: Spec, spec_folder: Path, as_json: bool) -> int:
             "cluster.device is cuda, but this machine has no GPU to profile on; leave out --profile "
             "or give cluster.device=cpu",
         )
-    from ..engine.data.text import DataError
-    from ..engine.entry import UserCodeError, UserCodeFailed, add_import_paths
+    from ..engine.entry import UserCodeError, UserCodeFailed
     from ..engine.profile import profile
 
     import_paths = (str(Path.cwd()), str(spec_folder.resolve()))
-    add_import_paths(*import_paths)
     try:
         parameters, cuts, measured = profile(spec.largest, import_paths)
-    except (UserCodeError, DataError) as error:
+    except UserCodeError as error:
         raise Refused(Code.BAD_SPEC, str(error)) from error
     except UserCodeFailed as error:
         raise Refused(Code.FAILED, str(error)) from error

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from ..planners.packing import runs_of
 from ..planners.shards import Piece
 from .copier import Item
 from .finite import FLOATS, Floats
-from .packs import Gathered, Pack, runs_of
+from .packs import Gathered, Pack
 from .packs import pack as pack_of
 from .parallel.layout import local_of
 from .state import StateError, TrainState, tensor_bytes

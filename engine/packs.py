@@ -8,7 +8,7 @@ and a look at the numbers for each. To look whether one of them was written into
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,10 +16,6 @@ from torch import Tensor
 
 from ..planners.shards import Piece
 
-SMALL_BYTES = 16 * 2**10
-"""Pieces below are packed: their bytes are copied faster than Python calls a function for them."""
-PACK_BYTES = 2**20
-"""A pack is closed when it has grown to this."""
 TINY_BYTES = 256
 """Pieces that are smaller than this on average are gathered at the step boundary: it takes less than to watch them."""
 
@@ -66,24 +62,6 @@ class Gathered(Pack):
 
 def _room_for(sources: Sequence[Tensor]) -> Tensor:
     return torch.empty(sum(map(Tensor.numel, sources)), dtype=sources[0].dtype, device=sources[0].device)
-
-
-def runs_of(pieces: Sequence[Piece], alike: Sequence[object], packable: Sequence[bool]) -> list[range]:
-    """Divide pieces into runs: small ones that follow each other and are alike together, each of the others alone."""
-    return list(_runs(pieces, alike, packable))
-
-
-def _runs(pieces: Sequence[Piece], alike: Sequence[object], packable: Sequence[bool]) -> Iterator[range]:
-    begin, nbytes = 0, 0
-    for number, piece in enumerate(pieces):
-        small = packable[number] and piece.nbytes < SMALL_BYTES
-        joins = small and number > begin and packable[begin] and pieces[begin].nbytes < SMALL_BYTES
-        if number > begin and not (joins and alike[number] == alike[begin] and nbytes < PACK_BYTES):
-            yield range(begin, number)
-            begin, nbytes = number, 0
-        nbytes += piece.nbytes
-    if pieces:
-        yield range(begin, len(pieces))
 
 
 def pack(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> Pack:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..planners.layout import Cuts
+from ..planners.layout import Cuts, largest_shard, layout_of
 from ..planners.machine import Measured
-from ..planners.shards import TensorInfo
+from ..planners.shards import Piece, TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
@@ -29,19 +28,21 @@ from .context import pick_device, share_cores
 from .data.build import Batches, build_data
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
-from .forks import LAUNCHER, die_with_parent
+from .forks import LAUNCHER, die_with_parent, worker_environment
 from .masters import lower, updated_by
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .parallel.own import cuts_of
 from .precision import autocast
 from .state import infos, seed_everything
+from .trialcopy import trial
 
 REPEATS = 9
-COUNT, BESIDE = "count", "beside"
-READY = "ready\n"
 COPIES = 5
-COPY_BYTES = 64 * 2**20
+MOST_WINDOWS = 4
+"""Passes of a step in which a copy is tried; a step that has more would take long, and tell no more."""
+COUNT, TIME, BESIDE = "count", "time", "beside"
+READY = "ready\n"
 T = TypeVar("T")
 
 
@@ -70,7 +71,22 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorI
 
     Raises UserCodeError or UserCodeFailed with what that process said.
     """
-    process = _ask(spec, import_paths, COUNT)
+    return _found(_answer(spec, import_paths, COUNT))
+
+
+def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None, Measured]:
+    """Count the model, run a few passes of one rank here, copy its shard beside them, and time both (medians).
+
+    In a process of its own, as a worker is: with its threads, and its way to copy. Raises UserCodeError for what is
+    wrong with the spec, or its data, and UserCodeFailed for what went wrong in its code.
+    """
+    answer = _answer(spec, import_paths, TIME)
+    return *_found(answer), Measured(**answer["measured"])
+
+
+def _answer(spec: Spec, import_paths: tuple[str, ...], what: str) -> dict[str, Any]:
+    """What a process says that has done `what`."""
+    process = _ask(spec, import_paths, what)
     try:
         output, said = process.communicate()
     finally:
@@ -79,10 +95,14 @@ def count_apart(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorI
         raise UserCodeError(said.strip())
     if process.returncode != 0:
         raise UserCodeFailed(said.strip())
-    said = json.loads(output.splitlines()[-1])
-    cuts = said["cuts"]
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
+
+
+def _found(answer: dict[str, Any]) -> tuple[list[TensorInfo], Cuts | None]:
+    cuts = answer["cuts"]
     return (
-        [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in said["parameters"]],
+        [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in answer["parameters"]],
         None if cuts is None else Cuts(cuts["cut_by"], tuple(map(frozenset, cuts["stages"]))),
     )
 
@@ -96,7 +116,7 @@ def _ask(spec: Spec, import_paths: tuple[str, ...], what: str) -> subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, LAUNCHER: str(os.getpid())},
+        env={**os.environ, **worker_environment(spec), LAUNCHER: str(os.getpid())},
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it says why when it is asked for its answer
@@ -112,11 +132,11 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None, Measured]:
-    """Run a few passes of one rank here and time them (medians, after a warm-up).
+def measure(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None, Measured]:
+    """Run a few passes of one rank in this process and time them (medians, after a warm-up).
 
-    On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory. The exchange of
-    gradients is not timed.
+    On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory, and then its
+    shard is copied while it trains. The exchange of gradients is not timed.
     """
     device = pick_device(spec.cluster.device, 0)
     with _neighbours(spec, import_paths) if device.type == "cpu" else contextlib.nullcontext() as ready:
@@ -125,14 +145,12 @@ def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo]
         if ready is not None:
             ready()
         steps = [rank.step() for _ in range(REPEATS)]
-    forward_s, backward_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
-    measured = Measured(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        optimizer_s=optimizer_s,
-        copy_bytes_per_s=_copy_speed() if device.type == "cpu" else None,
-    )
-    return _parameters(rank.model), cuts_of(spec, rank.model), measured
+        forward_s, backward_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
+        parameters, cuts = _parameters(rank.model), cuts_of(spec, rank.model)
+        rate = None
+        if spec.used_tiers and device.type == "cpu":
+            rate = rank.copy_speed(largest_shard(layout_of(spec, parameters, cuts)), forward_s, backward_s)
+    return parameters, cuts, Measured(forward_s, backward_s, optimizer_s, channel_bytes_per_s=rate)
 
 
 class _Rank:
@@ -169,11 +187,32 @@ class _Rank:
 
         As in training the gradients are already there, to be added to, and are clipped as part of the update.
         """
-        with autocast(self.device, self.spec.training.precision):
-            loss, forward_s = _timed(lambda: compute_loss(self.model, self.batch), self.device)
+        loss, forward_s = _timed(self._loss, self.device)
         _, backward_s = _timed(loss.backward, self.device)
         _, optimizer_s = _timed(self._update, self.device)
         return forward_s, backward_s, optimizer_s
+
+    def copy_speed(self, pieces: Sequence[Piece], forward_s: float, backward_s: float) -> float | None:
+        """Bytes per second at which these pieces are copied in the windows of some steps; None where there are none."""
+        windows = min(MOST_WINDOWS, self.spec.micro_batches)
+        with trial(self.model, self.optimizer, pieces, windows, forward_s, backward_s) as copy:
+            if copy is None:
+                return None
+            rates = []
+            for _ in range(COPIES):
+                copy.begin()
+                for _ in range(windows):
+                    copy.copier.grant(copy.pace.forward_bytes)
+                    loss = self._loss()
+                    copy.copier.grant(copy.pace.backward_bytes)
+                    loss.backward()
+                rates.append(copy.finish())
+                self._update()
+        return median(rates)
+
+    def _loss(self) -> Tensor:
+        with autocast(self.device, self.spec.training.precision):
+            return compute_loss(self.model, self.batch)
 
     def _update(self) -> None:
         clip_gradients(updated_by(self.optimizer, self.model), self.spec.training.max_grad_norm)
@@ -220,27 +259,8 @@ def _timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
     return result, time.perf_counter() - started
 
 
-def _copy_speed() -> float:
-    """Bytes per second of a copy into touched tmpfs pages."""
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
-    descriptor = os.memfd_create("dtrain-profile")
-    try:
-        os.posix_fallocate(descriptor, 0, COPY_BYTES)
-        with mmap.mmap(descriptor, COPY_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as target:
-            anchor = ctypes.c_char.from_buffer(target)
-            times = []
-            for _ in range(COPIES):
-                started = time.perf_counter()
-                ctypes.memmove(ctypes.addressof(anchor), source.data_ptr(), COPY_BYTES)
-                times.append(time.perf_counter() - started)
-            del anchor
-    finally:
-        os.close(descriptor)
-    return COPY_BYTES / median(times)
-
-
 def main() -> int:
-    """Answer `count_apart` with the parameters and cuts as JSON, or keep a core busy as a neighbour of `profile`."""
+    """Answer `count_apart` or `profile` as JSON, or keep a core busy as a neighbour of `profile`."""
     die_with_parent()
     request = json.loads(sys.stdin.readline())
     add_import_paths(*request["import_paths"], str(Path.cwd()))
@@ -248,14 +268,18 @@ def main() -> int:
     try:
         if request["what"] == BESIDE:
             _compute_on(spec)
-        model = _built(spec)
-        found, cuts = _parameters(model), cuts_of(spec, model)
-    except (UserCodeError, UserCodeFailed) as error:
+        if request["what"] == TIME:
+            found, cuts, measured = measure(spec, tuple(request["import_paths"]))
+        else:
+            model, measured = _built(spec), None
+            found, cuts = _parameters(model), cuts_of(spec, model)
+    except (UserCodeError, UserCodeFailed, DataError) as error:
         sys.stderr.write(str(error))
-        return int(Code.BAD_SPEC if isinstance(error, UserCodeError) else Code.FAILED)
+        return int(Code.FAILED if isinstance(error, UserCodeFailed) else Code.BAD_SPEC)
     said = {
         "parameters": [[info.name, info.dtype, list(info.shape)] for info in found],
         "cuts": cuts and {"cut_by": dict(cuts.cut_by), "stages": [sorted(stage) for stage in cuts.stages]},
+        "measured": measured and asdict(measured),
     }
     sys.stdout.write("\n" + json.dumps(said) + "\n")
     return 0

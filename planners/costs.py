@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from ..specs.models import Cluster
 from .devices import (
-    CPU_COPY_BYTES_PER_S,
     DISK_COMMIT_S,
     DRAIN_CPU_S_PER_BYTE,
     OBJECT_COMMIT_S,
     PEER_CPU_S_PER_BYTE,
     Rates,
-    with_digest,
 )
 from .windows import Windows, storage_parameters
 
@@ -52,17 +50,25 @@ class Costs:
 
 
 def checkpoint_costs(
-    shard_bytes: int, cluster: Cluster, windows: Windows, reached: Rates, cpu_cores: int | None, replicas: int = 0
+    shard_bytes: int,
+    cluster: Cluster,
+    windows: Windows,
+    reached: Rates,
+    copier_bytes_per_s: float,
+    cpu_cores: int | None,
+    replicas: int = 0,
 ) -> Costs:
-    """Return the costs of one checkpoint; `cpu_cores` is None when the passes run on an accelerator,
-    `replicas` the copies that other nodes get.
+    """Return the costs of one checkpoint.
+
+    `copier_bytes_per_s` is the rate of a copier on a CPU, `cpu_cores` is None when the passes run on an accelerator,
+    `replicas` are the copies that other nodes get.
 
     On an accelerator the copy is made by its copy engines and takes less than 2 % of the device memory's
     bandwidth: taken to cost nothing but a stall. On a CPU the passes use all cores, so processor time of the
     copies and the drain stretches them by that time divided by the cores: an upper estimate.
     """
     node_bytes = shard_bytes * cluster.workers_per_node
-    node_copy_s = node_bytes / with_digest(CPU_COPY_BYTES_PER_S)
+    node_copy_s = node_bytes / copier_bytes_per_s
     forward, backward = storage_parameters(shard_bytes, windows.micro_batches, windows, ("memory",))
     return Costs(
         copy_s=shard_bytes / windows.bytes_per_s,

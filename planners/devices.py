@@ -40,6 +40,9 @@ CPU_DIGEST_BYTES_PER_S = 26 * GIB
 the copy)."""
 CPU_FINITE_BYTES_PER_S = 32 * GIB
 """Assumed rate of the look for NaN and infinity in it (the same: 0.161 s per GiB with copy and digest)."""
+COPY_ITEM_S = 28e-6
+"""Assumed time of a copier for each piece of a tensor beside its bytes: some twenty calls from Python, whose lock the
+passes want, too, on memory that no cache holds (tried: 10 µs with nothing beside it, 25 to 30 µs beside passes)."""
 CPU_NODE_LINK_BYTES_PER_S = 0.5 * GIB
 """Assumed rate between two processes of a node, gloo over loopback beside passes that use all cores (tried: an
 all-reduce of 60 MB by two workers on two cores took 106 ms longer than the passes alone)."""
@@ -183,6 +186,11 @@ def with_digest(copy_bytes_per_s: float) -> float:
     return 1 / (1 / copy_bytes_per_s + 1 / CPU_DIGEST_BYTES_PER_S + 1 / CPU_FINITE_BYTES_PER_S)
 
 
+def with_items(bytes_per_s: float, shard_bytes: int, items: int) -> float:
+    """Return the rate at which a shard of so many pieces is copied over a channel that moves `bytes_per_s`."""
+    return shard_bytes / (shard_bytes / bytes_per_s + items * COPY_ITEM_S) if shard_bytes else bytes_per_s
+
+
 def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
     """Return the rates of a rank that has an accelerator of its own."""
     device = ACCELERATORS[machine.accelerator]
@@ -240,15 +248,25 @@ def _core_traffic_bytes_per_s(machine: Machine) -> float:
     return CPU_UPDATE_BYTES_PER_S if seen is None else CPU_TRAFFIC_SHARE * seen
 
 
-def assumptions(spec: Spec, machine: Machine, by_table: bool, measured: Measured | None, reached: Rates) -> list[str]:
-    """Say in sentences which figures a plan rests on, and where each comes from; `by_table`: its times do."""
+def assumptions(
+    spec: Spec,
+    machine: Machine,
+    by_table: bool,
+    measured: Measured | None,
+    reached: Rates,
+    channel_bytes_per_s: float,
+) -> list[str]:
+    """Say in sentences which figures a plan rests on, and where each comes from; `by_table`: its times do.
+
+    `channel_bytes_per_s` is the rate of a rank's storage channel.
+    """
     given = spec.cluster.hardware
     lines = [] if measured is None else ["passes and update: measured"]
     if by_table:
         traffic = f"{size(reached.update_bytes_per_s)}/s of memory traffic per rank"
         lines = [_compute_basis(spec, machine, reached), f"update: {traffic}{_source(given.memory_bandwidth, None)}"]
     if spec.used_tiers:
-        lines.append(_channel_basis(spec, machine, measured, reached))
+        lines.append(_channel_basis(spec, machine, measured, channel_bytes_per_s))
     if spec.disk_tier is not None:
         source = _source(given.disk_bandwidth, _seen(measured).disk_bytes_per_s)
         lines.append(f"disk: {size(reached.disk_bytes_per_s)}/s per node, durable{source}")
@@ -263,17 +281,13 @@ def assumptions(spec: Spec, machine: Machine, by_table: bool, measured: Measured
     return lines
 
 
-def _channel_basis(spec: Spec, machine: Machine, measured: Measured | None, reached: Rates) -> str:
+def _channel_basis(spec: Spec, machine: Machine, measured: Measured | None, bytes_per_s: float) -> str:
     """Say at which rate a rank copies its snapshots, and who says so."""
-    given, seen = spec.cluster.channels.storage.bandwidth, _seen(measured)
-    if given != "auto":
-        return f"storage channel: {size(given)}/s per rank (given)"
+    if spec.cluster.channels.storage.bandwidth != "auto":
+        return f"storage channel: {size(bytes_per_s)}/s per rank (given)"
     where = "into tmpfs" if machine.accelerator == "cpu" else "over PCIe into page-locked memory"
-    rate, source = seen.channel_bytes_per_s, " (measured)"
-    if not rate:
-        rate = with_digest(seen.copy_bytes_per_s) if seen.copy_bytes_per_s else reached.copy_bytes_per_s
-        source = " (copy measured)" if seen.copy_bytes_per_s else ""
-    return f"storage channel: {size(rate)}/s per rank {where}, digest included{source}"
+    source = " (measured)" if _seen(measured).channel_bytes_per_s else ""
+    return f"storage channel: {size(bytes_per_s)}/s per rank {where}, digest included{source}"
 
 
 def _source(given: Literal["auto"] | float, measured: float | None) -> str:

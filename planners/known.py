@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..specs.models import Spec
 from .costs import Costs, checkpoint_costs
-from .devices import Rates, rates, with_digest
+from .devices import CPU_COPY_BYTES_PER_S, Rates, rates, with_digest, with_items
 from .evaluation import EvaluationPlan, plan_evaluation
 from .layers import stages_per_rank, windows_per_step
 from .layout import Cuts
@@ -34,6 +34,8 @@ class Known:
     times: StepTimes | None
     bytes_per_s: float
     """Rate of a rank's storage channel that it has for itself."""
+    copier_bytes_per_s: float
+    """Rate of a copier on a CPU while it has a core."""
     windows: Windows | None
     """The step as that channel sees it; None: times are not known."""
 
@@ -64,7 +66,8 @@ class Known:
         cores = self.machine.cpu_cores if self.machine.accelerator == "cpu" else None
         peer = self.spec.peer_tier
         replicas = peer.replicas if peer is not None else 0
-        return checkpoint_costs(self.sizes.shard_bytes, self.spec.cluster, self.windows, self.rates, cores, replicas)
+        shard, copier = self.sizes.shard_bytes, self.copier_bytes_per_s
+        return checkpoint_costs(shard, self.spec.cluster, self.windows, self.rates, copier, cores, replicas)
 
 
 def know(
@@ -79,21 +82,25 @@ def know(
     work = workload(spec)
     sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters, cuts)
     times = step_times(spec, reached, work, sizes, measured)
-    bandwidth = _channel_bytes_per_s(spec, reached, measured)
+    bandwidth = _channel_bytes_per_s(spec, reached, measured, sizes)
     windows = _windows(spec, machine, reached, times, bandwidth)
-    return Known(spec, machine, reached, work, sizes, times, bandwidth, windows)
+    seen = measured.channel_bytes_per_s if measured is not None else None
+    copier = seen or _over_pieces(with_digest(CPU_COPY_BYTES_PER_S), sizes)
+    return Known(spec, machine, reached, work, sizes, times, bandwidth, copier, windows)
 
 
-def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None) -> float:
-    """Return the rate of a rank's storage channel: as given, as measured, or by the table."""
+def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None, sizes: Sizes | None) -> float:
+    """Return the rate of a rank's storage channel: as given, as measured, or by the table and the number of pieces."""
     given = spec.cluster.channels.storage.bandwidth
     if given != "auto":
         return given
     if measured is not None and measured.channel_bytes_per_s:
         return measured.channel_bytes_per_s
-    if measured is not None and measured.copy_bytes_per_s:
-        return with_digest(measured.copy_bytes_per_s)
-    return reached.copy_bytes_per_s
+    return _over_pieces(reached.copy_bytes_per_s, sizes)
+
+
+def _over_pieces(bytes_per_s: float, sizes: Sizes | None) -> float:
+    return bytes_per_s if sizes is None else with_items(bytes_per_s, sizes.shard_bytes, sizes.shard_items)
 
 
 def _shares_link(spec: Spec, machine: Machine) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..specs.models import GptModel, Spec, Training
 from .layers import layers_of_stages, stages_per_rank
 from .mesh import DIMS, WITHIN_STAGE, Mesh, mesh_of
-from .shards import Held, TensorInfo, own
+from .shards import Held, Piece, TensorInfo, own, shard_bytes
 from .state import kept
 
 _OPENING = ("wq.weight", "wk.weight", "wv.weight", "gate.weight", "up.weight", "embedding.weight", "head.weight")
@@ -90,9 +90,9 @@ class Layout:
             for tensor in kept(p, self.training):
                 yield tensor, p.name
 
-    def shard_bytes(self, rank: int) -> int:
-        """Bytes that `rank` stores of the state."""
-        return sum(piece.nbytes for piece in own(self.held(rank), rank))
+    def shard(self, rank: int) -> list[Piece]:
+        """What `rank` stores of the state."""
+        return own(self.held(rank), rank)
 
     def parameter_bytes(self, names: Iterable[str], place: dict[str, int], *, gathered: bool) -> int:
         """Bytes of some parameters on one rank; `gathered`: while FSDP2 has put its parts together."""
@@ -157,8 +157,8 @@ def _stages(spec: Spec, parameters: Sequence[TensorInfo]) -> tuple[frozenset[str
     return tuple(frozenset(stage) for stage in found)
 
 
-def largest_shard(layout: Layout) -> int:
-    """Bytes of the largest shard.
+def largest_shard(layout: Layout) -> list[Piece]:
+    """The largest shard.
 
     Of many ranks the first one of each stage is looked at: no part is larger than the first.
     """
@@ -166,4 +166,4 @@ def largest_shard(layout: Layout) -> int:
     ranks: Iterable[int] = range(mesh.world)
     if mesh.world > FEW_RANKS:
         ranks = (mesh.rank({**dict.fromkeys(DIMS, 0), "pp": stage}) for stage in range(mesh.pp))
-    return max(layout.shard_bytes(rank) for rank in ranks)
+    return max(map(layout.shard, ranks), key=shard_bytes)

@@ -40,8 +40,6 @@ class Measured:
     """One backward pass of a micro-batch, without the exchange of gradients."""
     optimizer_s: float
     """One update, with clipping."""
-    copy_bytes_per_s: float | None = None
-    """Rate of a plain copy into the memory tier, without its digest."""
     channel_bytes_per_s: float | None = None
     """Rate of a rank's snapshots into the memory tier, all that the copier does with them included."""
     exchange_s: float | None = None

@@ -54,7 +54,7 @@ def make_plan(
     forward, backward = known.storage_parameters
     expected, memory = _expected(known, steps), _memory(known)
     times_from = "unknown" if known.times is None else "table" if measured is None else "measured"
-    rests_on = assumptions(spec, machine, times_from == "table", measured, known.rates)
+    rests_on = assumptions(spec, machine, times_from == "table", measured, known.rates, known.bytes_per_s)
     return Plan(
         name=spec.name,
         source=times_from,

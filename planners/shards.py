@@ -106,6 +106,11 @@ def own(held: Sequence[Held], rank: int) -> list[Piece]:
     return [stored[id(box)] for box in held if id(box) in stored]
 
 
+def shard_bytes(pieces: Sequence[Piece]) -> int:
+    """Bytes of these pieces."""
+    return sum(piece.nbytes for piece in pieces)
+
+
 def divide(tensors: Sequence[TensorInfo], world: int) -> list[list[Piece]]:
     """Divide `tensors`, whole on each of `world` ranks, among these.
 

@@ -12,7 +12,8 @@ from .gpt import parameter_count
 from .layout import Cuts, Layout, largest_shard, layout_of
 from .memory import DeviceParts
 from .mesh import DIMS, mesh_of
-from .shards import TensorInfo
+from .packing import items_of
+from .shards import TensorInfo, shard_bytes
 from .state import state_bytes, state_tensors
 from .workload import Workload
 
@@ -31,6 +32,8 @@ class Sizes:
     state_bytes: int
     shard_bytes: int
     """The largest shard: what one rank stores."""
+    shard_items: int
+    """Copies that it takes: one per piece of a tensor, small pieces together."""
     rank_parameter_bytes: int
     """Weights that the rank with the most of them has."""
     stage_parameter_bytes: int
@@ -50,7 +53,7 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None, cuts: Cuts 
         return None
     tensors = state_tensors(parameters, spec.training)
     layout = layout_of(spec, parameters, cuts)
-    place = dict.fromkeys(DIMS, 0)
+    place, shard = dict.fromkeys(DIMS, 0), largest_shard(layout)
     stages = [layout.parameter_bytes(names, place, gathered=False) for names in layout.stages]
     most = stages.index(max(stages))
     return Sizes(
@@ -58,7 +61,8 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None, cuts: Cuts 
         parameter_bytes=state_bytes(parameters),
         tensors=len(tensors),
         state_bytes=state_bytes(tensors),
-        shard_bytes=largest_shard(layout),
+        shard_bytes=shard_bytes(shard),
+        shard_items=items_of(shard),
         rank_parameter_bytes=stages[most],
         stage_parameter_bytes=layout.parameter_bytes(layout.stages[most], place, gathered=True),
         gathered_bytes=_gathered_bytes(layout, most),

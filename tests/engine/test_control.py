@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from tests.engine.build import CPU, RUN_ID, job_spec
 
 from dtrain.engine.context import Context, StopFlag
 from dtrain.engine.control import Control, beginning
-from dtrain.engine.copier import HostMover, Item
 from dtrain.engine.parts import assemble
 from dtrain.engine.report import Reporter
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
@@ -33,24 +31,20 @@ pytestmark = pytest.mark.usefixtures("group")
 STEPS = 30
 
 
-class Slowed(HostMover):
-    """Every copy lasts well beyond its step."""
-
-    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        time.sleep(0.04)
-        super().move(item, position, nbytes, target)
-
-
 def planned(spec: Spec) -> Plan:
     parameters = [TensorInfo("inner.weight", "F32", (8, 4)), TensorInfo("outer.weight", "F32", (1, 8))]
     measured = Measured(0.01, 0.02, 0.001, 1e9)
     return make_plan(spec, Machine(2, None, None, "cpu"), measured, parameters)
 
 
-class Loop:
-    """A worker's loop without its process."""
+SLOW_COPY_S = 0.04
+"""Well beyond a step."""
 
-    def __init__(self, folder: Path, memory: MemoryDir, spec: Spec, mover: HostMover | None) -> None:
+
+class Loop:
+    """A worker's loop without its process; the controller is told times that are not those of this machine."""
+
+    def __init__(self, folder: Path, memory: MemoryDir, spec: Spec, wait_s: float) -> None:
         self.run, self.spec = RunDir(folder), spec
         folder.mkdir(exist_ok=True)
         self.context = Context(0, 0, 1, CPU, StopFlag(), Heartbeat(memory, 0))
@@ -62,8 +56,8 @@ class Loop:
             self.parts.state, memory, run_id=RUN_ID, attempt=1, device=CPU,
             cadence=cadence, pace=pace, restored=None, alive=self.context.beat,
         )  # fmt: skip
-        if mover is not None:
-            self.snapshots.copier.mover = mover
+        self.wait_s = wait_s
+        """That the training waits for a copy."""
         self.stored: list[int] = []
         self.losses: list[float] = []
 
@@ -75,12 +69,12 @@ class Loop:
         reporter, progress = Reporter(self.run, 1, active=True, slow_tier="disk"), Progress()
         try:
             for step in range(1, steps + 1):
-                started = time.perf_counter()
                 outcome = train_step(self.parts, self.context, progress, self.snapshots)
                 self.snapshots.begin(step, progress.meta(self.parts, "spec"), drain_busy=False)
                 for slot in self.snapshots.slots:
                     slot.slot.drain_mark.unlink(missing_ok=True)
-                outcome.metrics["step_s"] = time.perf_counter() - started
+                waited_s = self.wait_s if outcome.metrics["snapshot_bytes"] else 0.0
+                outcome.metrics.update(step_s=0.01 + waited_s, stall_s=waited_s, forward_s=0.003, backward_s=0.006)
                 self.stored += [outcome.committed.step] if outcome.committed is not None else []
                 self.losses.append(outcome.metrics["loss"])
                 control.step(step, outcome.metrics, reporter)
@@ -98,7 +92,7 @@ def spec_with(**changes: Any) -> Spec:
 
 
 def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: Path, memory: MemoryDir) -> None:
-    loop = Loop(tmp_path / "slow", memory, spec_with(), Slowed())
+    loop = Loop(tmp_path / "slow", memory, spec_with(), SLOW_COPY_S)
     loop.train(STEPS)
     event = loop.adjusted("every")[0]
     assert event["every"]["memory"]["from"] == 1
@@ -106,7 +100,7 @@ def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: 
     assert "max_overhead is 0.5 %" in event["reason"]
     assert len(loop.stored) < STEPS / 2
     assert loop.snapshots.cadence.slow % loop.snapshots.cadence.memory == 0, "disk checkpoints are snapshots too"
-    free = Loop(tmp_path / "free", memory, spec_with(checkpoint={"max_overhead": 1.0}), None)
+    free = Loop(tmp_path / "free", memory, spec_with(checkpoint={"max_overhead": 1.0}), 0.0)
     free.train(STEPS)
     assert free.adjusted("every") == []
     assert free.stored == list(range(1, STEPS))
@@ -114,13 +108,13 @@ def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: 
 
 
 def test_a_restart_goes_on_with_what_was_settled_on(tmp_path: Path, memory: MemoryDir) -> None:
-    loop = Loop(tmp_path / "run", memory, spec_with(), Slowed())
+    loop = Loop(tmp_path / "run", memory, spec_with(), SLOW_COPY_S)
     loop.train(STEPS)
     measured = loop.read_plan().measured
     assert measured is not None
     assert measured.memory_every == loop.snapshots.cadence.memory > 1
     assert measured.overhead > 0.005
-    again = Loop(tmp_path / "run", memory, loop.spec, None)
+    again = Loop(tmp_path / "run", memory, loop.spec, 0.0)
     assert again.snapshots.cadence == loop.snapshots.cadence
     assert again.snapshots.pace == loop.snapshots.pace
     again.snapshots.close()
@@ -130,7 +124,7 @@ class Told(Loop):
     """Steps and copies of which a test says how long they took: no figure is that of this machine."""
 
     def __init__(self, folder: Path, memory: MemoryDir, copies_s: Sequence[float]) -> None:
-        super().__init__(folder, memory, spec_with(), None)
+        super().__init__(folder, memory, spec_with(), 0.0)
         self.copies_s = copies_s
 
     def settle(self, pace: Pace) -> None:
@@ -181,7 +175,7 @@ def test_only_auto_begins_with_steps_to_compare(auto: bool) -> None:
 
 
 def test_a_plan_of_another_job_takes_nothing_over(tmp_path: Path, memory: MemoryDir) -> None:
-    loop = Loop(tmp_path / "run", memory, spec_with(), Slowed())
+    loop = Loop(tmp_path / "run", memory, spec_with(), SLOW_COPY_S)
     loop.train(STEPS)
     before = loop.read_plan()
     assert planned(spec_with()).going_on(before).measured == before.measured

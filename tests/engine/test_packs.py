@@ -10,8 +10,8 @@ from torch import nn
 
 from dtrain.engine import packs
 from dtrain.engine.catalogue import whole_here
-from dtrain.engine.packs import SMALL_BYTES, runs_of
 from dtrain.engine.restore import restore
+from dtrain.planners.packing import SMALL_BYTES, runs_of
 from dtrain.planners.shards import Piece, TensorInfo, replicated
 from dtrain.tiers.gather import unread
 from dtrain.tiers.jsonfile import Unreadable

@@ -101,7 +101,7 @@ def test_goodput_by_hand() -> None:
 def costs(shard: int, windows: Windows, workers: int = 1, cores: int | None = None) -> Costs:
     cluster = Cluster.model_validate({"workers_per_node": workers, "hardware": {"disk_bandwidth": "1GiB/s"}})
     reached = rates(Machine(2, None, None, "h100"), cluster, "fp32")
-    return checkpoint_costs(shard, cluster, windows, reached, cores)
+    return checkpoint_costs(shard, cluster, windows, reached, windows.bytes_per_s, cores)
 
 
 def test_costs_of_a_checkpoint_that_fits() -> None:

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from tests.planners.build import MakeSpec, tiny
 
 from dtrain.planners.activations import in_flight
-from dtrain.planners.devices import rates
+from dtrain.planners.devices import rates, with_items
 from dtrain.planners.known import LEAST_OF_LINK
 from dtrain.planners.layers import layers_of_stages
 from dtrain.planners.layout import FEW_RANKS, largest_shard, layout_of
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.mesh import DIMS, Mesh
 from dtrain.planners.plan import make_plan
-from dtrain.planners.shards import own
+from dtrain.planners.shards import own, shard_bytes
+from dtrain.planners.sizes import count_sizes
 from dtrain.planners.state import state_tensors
 from dtrain.planners.traffic import Link, link
 from dtrain.planners.workload import workload
@@ -66,11 +67,11 @@ def test_the_pieces_of_all_ranks_make_up_every_tensor_once(degrees: dict[str, An
             assert tile(tensor.shape, boxes[tensor.name]), tensor.name
         else:
             assert boxes[tensor.name] == [((), ())]
-    shards = [layout.shard_bytes(rank) for rank in range(layout.mesh.world)]
+    shards = [shard_bytes(layout.shard(rank)) for rank in range(layout.mesh.world)]
     assert sum(shards) == sum(tensor.nbytes for tensor in tensors)
     first = max(shards[layout.mesh.rank({**dict.fromkeys(DIMS, 0), "pp": pp})] for pp in range(layout.mesh.pp))
     assert max(shards) - first <= 4 * 4 * 260, "of many ranks only the first of each stage is looked at"
-    assert largest_shard(layout) == (max(shards) if layout.mesh.world <= FEW_RANKS else first)
+    assert shard_bytes(largest_shard(layout)) == (max(shards) if layout.mesh.world <= FEW_RANKS else first)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
@@ -208,7 +209,12 @@ def test_what_is_sent_in_every_pass_leaves_the_copy_less_of_a_shared_link(
     large = {"type": "gpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 256}
     batch = {"global_batch_size": 64, "micro_batch_size": 4, "precision": "bf16-mixed"}
     spec = make_spec(model=large, strategy={"dp_shard": 16}, cluster=cluster, training=batch)
-    made, alone = plan(spec, dgx), rates(dgx, spec.cluster, "bf16-mixed").copy_bytes_per_s
+    work = workload(spec)
+    assert work is not None
+    made, sizes = plan(spec, dgx), count_sizes(spec, work.parameters)
+    assert sizes is not None
+    table = rates(dgx, spec.cluster, "bf16-mixed").copy_bytes_per_s
+    alone = with_items(table, sizes.shard_bytes, sizes.shard_items)
     assert (made.storage.bytes_per_s < 0.99 * alone) == slower
     assert made.storage.bytes_per_s >= LEAST_OF_LINK * alone
     assert any("leaves the node by the same link" in line for line in made.why) == slower

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planners.build import MakeSpec, tiny
 
-from dtrain.planners.devices import with_digest
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
 from dtrain.planners.shards import TensorInfo
@@ -161,7 +160,7 @@ def test_a_slow_channel_stalls_and_widens_an_auto_interval(make_spec: MakeSpec, 
     memory = auto.tier("memory")
     assert memory is not None
     assert 1 < memory.every < 200
-    assert (auto.expected.overhead or 1) <= 0.01 * 1.001
+    assert (auto.expected.overhead or 1) <= 0.01 * 1.01  # the drain of the tenth checkpoint comes on top
 
 
 def test_wider_budgets_never_make_intervals_wider(make_spec: MakeSpec, laptop: Machine) -> None:
@@ -227,15 +226,16 @@ def test_a_counted_python_model_has_windows_before_it_has_times(make_spec: MakeS
     assert plan.model.parameters == 100_100
     assert capacity(plan) >= (plan.model.state_bytes_per_rank or 0) > 0
     assert plan.iteration.forward_s is None
-    timed = make_plan(make_spec(model=PYTHON_MODEL), laptop, Measured(0.1, 0.3, 0.05, 2**33), COUNTED)
+    seen = Measured(0.1, 0.3, 0.05, channel_bytes_per_s=2**33)
+    timed = make_plan(make_spec(model=PYTHON_MODEL), laptop, seen, COUNTED)
     assert timed.source == "measured"
-    assert timed.storage.bytes_per_s == pytest.approx(with_digest(2**33))
+    assert timed.storage.bytes_per_s == 2**33
     assert read_back(timed) == timed
 
 
 def test_the_spec_s_bandwidth_wins_over_a_measured_one(make_spec: MakeSpec, laptop: Machine) -> None:
     spec = make_spec(cluster={"workers_per_node": 2, "channels": {"storage": {"bandwidth": "1GiB/s"}}})
-    assert make_plan(spec, laptop, Measured(0.1, 0.2, 0.1, 2**33)).storage.bytes_per_s == 2**30
+    assert make_plan(spec, laptop, Measured(0.1, 0.2, 0.1, channel_bytes_per_s=2**33)).storage.bytes_per_s == 2**30
 
 
 def test_a_run_that_has_timed_its_first_steps_plans_again(make_spec: MakeSpec, laptop: Machine) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.planners.build import tiny
 from tests.planners.simulation import Reality, Run, play_step
 
-from dtrain.planners.devices import CPU_COPY_BYTES_PER_S, DISK_COMMIT_S, OBJECT_COMMIT_S
+from dtrain.planners.devices import CPU_COPY_BYTES_PER_S, DISK_COMMIT_S, OBJECT_COMMIT_S, with_digest
 from dtrain.planners.known import know
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan
@@ -201,7 +201,7 @@ def test_a_slower_channel_than_planned_costs_what_does_not_fit_and_no_more() -> 
 
 
 def test_on_a_cpu_the_processor_time_of_copies_is_the_overhead() -> None:
-    times = Measured(0.1, 0.2, 0.05, copy_bytes_per_s=CPU_COPY_BYTES_PER_S, exchange_s=0.0)
+    times = Measured(0.1, 0.2, 0.05, channel_bytes_per_s=with_digest(CPU_COPY_BYTES_PER_S), exchange_s=0.0)
     plan = make_plan(tiny(training={"global_batch_size": 8}, tiers=[MEMORY]), CPU, times)
     reality = Reality(
         1, 0.1, 0.2, 0.0, 0.05, plan.model.state_bytes_per_rank or 0, plan.storage.bytes_per_s,

@@ -6,7 +6,7 @@ import pytest
 
 from dtrain.planners.layout import Layout, largest_shard
 from dtrain.planners.mesh import Mesh
-from dtrain.planners.shards import TensorInfo, divide
+from dtrain.planners.shards import TensorInfo, divide, shard_bytes
 from dtrain.planners.state import state_bytes, state_tensors
 from dtrain.specs.models import Training
 
@@ -46,4 +46,4 @@ def test_the_shard_is_the_largest_of_all() -> None:
     for world in (1, 2, 3, 7):
         layout = Layout(Mesh(dp_replicate=world), (names,), {}, tuple(PARAMETERS), training())
         sizes = [sum(piece.nbytes for piece in shard) for shard in divide(tensors, world)]
-        assert largest_shard(layout) == max(sizes) >= state_bytes(tensors) / world
+        assert shard_bytes(largest_shard(layout)) == max(sizes) >= state_bytes(tensors) / world

@@ -8,6 +8,7 @@ from tests.planners.build import MakeSpec
 from dtrain.planners import gpt
 from dtrain.planners.devices import (
     ACCELERATORS,
+    COPY_ITEM_S,
     CPU_DIGEST_BYTES_PER_S,
     CPU_FINITE_BYTES_PER_S,
     CPU_MATMUL_SHARE,
@@ -18,8 +19,11 @@ from dtrain.planners.devices import (
     assumptions,
     rates,
     with_digest,
+    with_items,
 )
 from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.plan import make_plan
+from dtrain.planners.shards import TensorInfo
 from dtrain.planners.sizes import Sizes, count_sizes
 from dtrain.planners.times import exposed_exchange_s, ring_exchange_s, step_times, update_bytes
 from dtrain.planners.workload import sample_tokens, workload
@@ -144,7 +148,7 @@ def test_tokens_of_a_python_dataset(make_spec: MakeSpec, kwargs: dict[str, objec
 
 def basis(spec: Spec, machine: Machine, *, by_table: bool) -> list[str]:
     reached = rates(machine, spec.cluster, spec.training.precision)
-    return assumptions(spec, machine, by_table, None, reached)
+    return assumptions(spec, machine, by_table, None, reached, reached.copy_bytes_per_s)
 
 
 def test_assumptions_name_only_what_is_used(make_spec: MakeSpec, dgx: Machine) -> None:
@@ -155,3 +159,19 @@ def test_assumptions_name_only_what_is_used(make_spec: MakeSpec, dgx: Machine) -
     assert any("300 TFLOP/s per rank (given)" in line for line in given)
     assert any(line.startswith("disk: 1.86 GiB/s") and "(given)" in line for line in given)
     assert basis(make_spec(tiers=[]), dgx, by_table=False) == []
+
+
+def test_every_piece_of_a_shard_takes_a_copier_time_of_its_own(make_spec: MakeSpec, laptop: Machine) -> None:
+    """Of two models of the same size the one of many tensors is copied slower; a step counter is a piece, too."""
+    rate, rows, copies = rates(laptop, make_spec().cluster, "fp32").copy_bytes_per_s, 2**20, []
+    for tensors in (1, 64):
+        counted = [TensorInfo(str(n), "F32", (rows // tensors, 4)) for n in range(tensors)]
+        spec = make_spec(
+            model={"type": "python", "entry": "a:b"}, tiers=[{"type": "memory"}], cluster={"workers_per_node": 1}
+        )
+        plan = make_plan(spec, laptop, parameters=counted)
+        assert plan.model.state_bytes_per_rank == 3 * 16 * rows + 4 * tensors
+        copies.append(plan.model.state_bytes_per_rank / plan.storage.bytes_per_s)
+    assert copies[0] == pytest.approx(3 * 16 * rows / rate + 4 * COPY_ITEM_S, rel=1e-6)
+    assert copies[1] == pytest.approx(3 * 16 * rows / rate + 4 * 64 * COPY_ITEM_S, rel=1e-5)
+    assert with_items(rate, 0, 0) == rate, "a rank may have nothing to store"
