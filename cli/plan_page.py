@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -30,6 +31,9 @@ UNKNOWN = "?"
 INDENT = 2
 WRITES = {"peer": "copy to peers", "disk": "write to disk", "object": "upload to the object store"}
 KINDS = {"process": "a worker ends", "node": "a node is lost", "cluster": "all nodes are lost"}
+GLUE = "\ue000"
+"""Stands for the space between a figure and its unit while lines are broken: they stay on one."""
+_FIGURE = re.compile(r"(?<=\d) (?=(?:[KMGTP]iB(?:/s)?|B(?:/s)?|[KMGTP]?FLOP/s|ms|µs|s|min|h|d|%)(?![\w/]))")
 _TO_ASCII = str.maketrans({"µ": "u", "·": "|", "…": "~"})
 
 
@@ -38,7 +42,7 @@ def render(plan: Plan, console: Console) -> str:
     ascii_only = console.options.ascii_only
     with console.capture() as captured:
         console.print(plan_page(plan, console.width, ASCII if ascii_only else UNICODE))
-    text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    text = "\n".join(line.rstrip() for line in captured.get().replace(GLUE, " ").splitlines()) + "\n"
     return text.translate(_TO_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 
@@ -58,18 +62,22 @@ def plan_page(plan: Plan, width: int, glyphs: Glyphs = UNICODE) -> RenderableTyp
     return Group(*parts)
 
 
+def _text(words: str, style: str = "") -> Text:
+    return Text(_FIGURE.sub(GLUE, words), style=style)
+
+
 def _title(text: str, style: str = "bold") -> Text:
     return Text(f"\n{text}", style=style)
 
 
 def _line(text: str, style: str = "") -> Padding:
-    return Padding(Text(text, style=style), (0, 0, 0, INDENT))
+    return Padding(_text(text, style), (0, 0, 0, INDENT))
 
 
 def _bullets(lines: Sequence[str], style: str) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 1, 0, 0))
     for line in lines:
-        table.add_row(Text("-", style=style), Text(line, style=style))
+        table.add_row(Text("-", style=style), _text(line, style))
     yield Padding(table, (0, 0, 0, INDENT))
 
 
@@ -86,8 +94,8 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
     parameters = UNKNOWN if model.parameters is None else count(model.parameters)
     layers = "" if model.layers is None else f"{plural(model.layers, 'layer')}, "
     state = UNKNOWN if model.state_bytes is None else size(model.state_bytes)
-    yield Text.assemble((plan.name, "bold"), f" · {layers}{parameters} parameters, state {state}")
-    yield Text(
+    yield Text.assemble((plan.name, "bold"), _text(f" · {layers}{parameters} parameters, state {state}"))
+    yield _text(
         f"{plural(training.world, 'rank')} on {plural(training.nodes, 'node')} ({training.accelerator}) · "
         f"{training.strategy} · {training.precision} · {training.optimizer} · "
         f"{plural(training.max_steps, 'step')}"
@@ -98,7 +106,7 @@ def _header(plan: Plan) -> Iterator[RenderableType]:
     )
     if training.tokens_per_step is not None:
         batch += f"; {count(training.tokens_per_step)} tokens per step"
-    yield Text(batch)
+    yield _text(batch)
 
 
 def _step_title(plan: Plan) -> str:
@@ -281,7 +289,7 @@ def _expected(plan: Plan, width: int) -> Iterator[RenderableType]:
     yield _line(
         f"overhead {cost} of the step time (allowed {allowed}), stall {duration(expected.stall_s or 0.0)} per step"
     )
-    table = _table("when", "once in", "lost work", "runs again after", "read from")
+    table = _table("when", "once in", "lost work", "back after", "read from")
     for kind, words in KINDS.items():
         table.add_row(words, *_fault(plan, expected, kind, step_s))
     yield Padding(fitting(table, width - INDENT), (0, 0, 0, INDENT))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..specs.models import Spec
@@ -38,6 +38,8 @@ class Known:
     """Rate of a copier on a CPU while it has a core."""
     windows: Windows | None
     """The step as that channel sees it; None: times are not known."""
+    on: Callable[[Spec], Known]
+    """The same with the hardware and channels of another spec; its model and strategy are this one's."""
 
     @property
     def step_s(self) -> float | None:
@@ -78,15 +80,24 @@ def know(
     cuts: Cuts | None = None,
 ) -> Known:
     """Put together what is known; `measured`, `parameters` and `cuts` as for `make_plan`."""
-    reached = rates(machine, spec.cluster, spec.training.precision, measured)
     work = workload(spec)
     sizes = count_sizes(spec, work.parameters if parameters is None and work is not None else parameters, cuts)
+    return _timed(spec, machine, measured, work, sizes)
+
+
+def _timed(
+    spec: Spec, machine: Machine, measured: Measured | None, work: Workload | None, sizes: Sizes | None
+) -> Known:
+    reached = rates(machine, spec.cluster, spec.training.precision, measured)
     times = step_times(spec, reached, work, sizes, measured)
     bandwidth = _channel_bytes_per_s(spec, reached, measured, sizes)
     windows = _windows(spec, machine, reached, times, bandwidth)
     seen = measured.channel_bytes_per_s if measured is not None else None
     copier = seen or _over_pieces(with_digest(CPU_COPY_BYTES_PER_S), sizes)
-    return Known(spec, machine, reached, work, sizes, times, bandwidth, copier, windows)
+    return Known(
+        spec, machine, reached, work, sizes, times, bandwidth, copier, windows,
+        lambda other: _timed(other, machine, measured, work, sizes),
+    )  # fmt: skip
 
 
 def _channel_bytes_per_s(spec: Spec, reached: Rates, measured: Measured | None, sizes: Sizes | None) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from ..specs.models import Spec
 from ..specs.places import SlowTier
 from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
@@ -18,6 +19,10 @@ from .words import UNITS, duration, plural, share, size, three_digits
 
 MOST_MICRO_BATCHES = 2**20
 MOST_BUDGETS = 8
+HALVINGS = 16
+"""Of the way, in powers, between a network that is too slow and one that is fast enough: to a part in a thousand."""
+NO_LIMIT = 1e18
+"""Bytes per second that no network has."""
 LONG_S = 1e-3
 MARGIN = 1e-6
 """What is asked for is rounded up by this much, so that it is enough."""
@@ -79,6 +84,8 @@ def changes(known: Known, every: Mapping[str, Interval]) -> list[str]:
         return []
     first = next(iter(every))
     lines = list(_for_every_step(known)) if first == "memory" else []
+    if "peer" in every:
+        lines += _for_peers(known, costs, every["peer"], every[first].steps, step_s)
     before: Interval | None = None
     for tier in known.spec.slow_tiers:
         source = before.steps if before else every[first].steps
@@ -94,13 +101,16 @@ def _for_every_step(known: Known) -> Iterator[str]:
     if _keeps_within(known):
         return
     drains = " with the drains" if known.machine.accelerator == "cpu" and spec.slow_tiers else ""
-    lead, now = f"a snapshot of every step{drains} within max_overhead needs ", spec.micro_batches
-    each = stages_per_rank(spec.strategy)
-    n = _least(lambda n: _keeps_within(replace(known, windows=replace(windows, micro_batches=n * each))), now)
-    if n is not None:
-        n += -n % spec.strategy.pp if spec.strategy.pp_schedule == "interleaved-1f1b" else 0
-        batch = n * spec.training.micro_batch_size * spec.data_parallel
-        yield f"{lead}{plural(n, 'micro-batch')} per step instead of {now} (training.global_batch_size {batch})"
+    lead = f"a snapshot of every step{drains} within max_overhead needs "
+    longer = _longer_step(known, _keeps_within)
+    if longer is not None:
+        yield lead + longer
+        lead = "or "
+    apart = known.on(_with_own_link(spec))
+    if apart.windows is not None and apart.windows != windows and _keeps_within(apart):
+        now, then = (f"{size(rate)}/s" for rate in (windows.bytes_per_s, apart.windows.bytes_per_s))
+        gain = f"{then} instead of {now}" if now != then else f"{duration(windows.gradients_s)} more of each step"
+        yield f"{lead}a second link, for the copy alone: {gain} (cluster.channels.storage.shared: false)"
         lead = "or "
     alone = windows.bytes_per_s == known.bytes_per_s  # else a faster copy is no remedy: others hold the link
     if alone and windows.stall_s(known.sizes.shard_bytes if known.sizes else 0) > 0:
@@ -115,6 +125,73 @@ def _for_every_step(known: Known) -> Iterator[str]:
     budget = _budget(known)
     if budget is not None:
         yield f"{lead}checkpoint.max_overhead {budget}% instead of {share(spec.checkpoint.max_overhead)}"
+
+
+def _longer_step(known: Known, holds: Callable[[Known], bool]) -> str | None:
+    """Say with how many micro-batches per step it holds; None: with no number that a batch can have."""
+    spec, windows = known.spec, known.windows
+    assert windows is not None
+    each = stages_per_rank(spec.strategy)
+    n = _least(lambda n: holds(replace(known, windows=replace(windows, micro_batches=n * each))), spec.micro_batches)
+    if n is None:
+        return None
+    n += -n % spec.strategy.pp if spec.strategy.pp_schedule == "interleaved-1f1b" else 0
+    batch = n * spec.training.micro_batch_size * spec.data_parallel
+    now = spec.micro_batches
+    return f"{plural(n, 'micro-batch')} per step instead of {now} (training.global_batch_size {batch})"
+
+
+def _with_own_link(spec: Spec) -> Spec:
+    """The spec with a second link for checkpoints."""
+    channels = spec.cluster.channels
+    storage = channels.storage.model_copy(update={"shared": False})
+    cluster = spec.cluster.model_copy(update={"channels": channels.model_copy(update={"storage": storage})})
+    return spec.model_copy(update={"cluster": cluster})
+
+
+def _with_network(spec: Spec, bytes_per_s: float) -> Spec:
+    hardware = spec.cluster.hardware.model_copy(update={"network_bandwidth": bytes_per_s})
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"hardware": hardware})})
+
+
+def _for_peers(known: Known, costs: Costs, interval: Interval, source: int, step_s: float) -> Iterator[str]:
+    """What lets copies go to other nodes with every snapshot, or as often as the spec says."""
+    if costs.send_s > interval.steps * step_s:
+        wanted, words = interval.steps, f"peer every {plural(interval.steps, 'step')}"
+    elif interval.why in (SUSTAINED, BUDGET) and interval.steps > source:
+        wanted, words = source, f"peer every {plural(source, 'step')}, with each snapshot,"
+    else:
+        return
+    if interval.why == BUDGET:
+        needed = (costs.peer_cpu_s / wanted + costs.snapshot_s / source) / step_s
+        yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
+        return
+    lead, rate = f"{words} needs ", _network(known, wanted)
+    if rate is not None:
+        yield f"{lead}{_rate(rate)} from each rank to another node (cluster.hardware.network_bandwidth)"
+        lead = "or "
+    longer = _longer_step(known, lambda other: costs.send_s <= wanted * (other.step_s or 0.0))
+    if longer is not None:
+        yield lead + longer
+
+
+def _network(known: Known, wanted: int) -> float | None:
+    """Return the least rate of a rank at which a copy takes no longer than so many steps; None: none is known.
+
+    A faster network makes steps shorter, too, but not as much. What the shortest steps need is enough for all.
+    """
+
+    def part(rate: float) -> float:
+        other = known.on(_with_network(known.spec, rate))
+        return math.inf if other.costs is None or not other.step_s else other.costs.send_s / (wanted * other.step_s)
+
+    low, high = known.rates.network_bytes_per_s, NO_LIMIT * part(NO_LIMIT)
+    if not math.isfinite(high):
+        return None
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if part(middle) <= 1 else (middle, high)
+    return high
 
 
 def _overhead(known: Known) -> float:
@@ -184,7 +261,11 @@ def _for_a_slow_tier(
         yield f"{words} needs {_rate(rate)} per node (cluster.hardware.{kind}_bandwidth)"
     else:
         left = f"{duration(room_s)} are left for a write" if room_s > 0 else "no time is left for a write"
-        yield f"{words} needs longer steps, at any rate: {left}, its files alone take {duration(commit_s)}"
+        least_s = max(commit_s + lag_s, 0.0 if late else commit_s / DRAIN_SHARE) / wanted
+        yield (
+            f"{words} needs steps of more than {duration(least_s)}, at any rate: {left}, its files alone take "
+            f"{duration(commit_s)}"
+        )
 
 
 def _room_s(late: bool, lag_s: float, interval_s: float) -> float:

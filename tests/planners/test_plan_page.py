@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from tests.planners.build import MakeSpec
 from dtrain.cli import machine
 from dtrain.cli.plan import plan as plan_command
 from dtrain.cli.plan_page import render
+from dtrain.planners.elastic import elastic_plan
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
 
@@ -55,6 +57,68 @@ def test_no_line_is_wider_than_the_terminal(make_spec: MakeSpec, laptop: Machine
     text = page(make_plan(make_spec(training={"global_batch_size": batch}), laptop), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+LARGE = {"type": "gpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 32000}
+ALL_TIERS = [
+    {"type": "memory"}, {"type": "peer", "replicas": 3}, {"type": "disk", "every": 2},
+    {"type": "object", "url": "s3://bucket/folder", "keep_every": 1000},
+]  # fmt: skip
+JOBS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "many nodes, all tiers, an evaluation": {
+        "name": "a-rather-long-name-of-a-job-somewhere", "model": LARGE, "tiers": ALL_TIERS, "max_steps": 100_000,
+        "cluster": {
+            "nodes": "4:16", "workers_per_node": 8, "nodes_per_zone": 4, "hardware": {"network_bandwidth": 3e8},
+        },
+        "training": {"global_batch_size": 2048, "micro_batch_size": 1, "precision": "bf16-mixed"},
+        "strategy": {"dp_shard": 8, "tp": 2}, "dataset": {"type": "text", "path": "x", "seq_len": 2048},
+        "evaluation": {"every": 100, "batches": 7, "fraction": 0.01},
+    },
+    "what does not fit": {
+        "model": LARGE, "tiers": [{"type": "memory", "every": "auto"}, *ALL_TIERS[1:]], "strategy": {"dp_shard": 16},
+        "cluster": {"nodes": 4, "workers_per_node": 8},
+        "training": {"global_batch_size": 32, "micro_batch_size": 1},
+    },
+    "a model that is not counted": {"model": {"type": "python", "entry": "module:function"}},
+}  # fmt: skip
+FIGURE = re.compile(r"\d[\d.,]* (?:[KMGT]iB(?:/s)?|TFLOP/s|ms|µs|s|min|h|d|%)(?![\w/])")
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_page_keeps_to_the_width_and_breaks_no_figure(
+    make_spec: MakeSpec, dgx: Machine, name: str, width: int
+) -> None:
+    plan = elastic_plan(make_spec(**JOBS[name]), dgx)
+    text, wide = page(plan, width), page(plan, 10_000)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert sorted(FIGURE.findall(text)) == sorted(FIGURE.findall(wide)), "a figure stays beside its unit"
+    assert plan.changes or name != "what does not fit"
+
+
+def test_a_table_of_usual_figures_needs_no_second_line_at_80_columns(make_spec: MakeSpec, dgx: Machine) -> None:
+    text = page(elastic_plan(make_spec(**JOBS["many nodes, all tiers, an evaluation"]), dgx), 80)
+    (heads,) = [line for line in text.splitlines() if line.lstrip().startswith("when ")]
+    assert heads.split() == ["when", "once", "in", "lost", "work", "back", "after", "read", "from"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_page_can_be_written_in_whatever_the_terminal_reads(make_spec: MakeSpec, dgx: Machine, encoding: str) -> None:
+    plan = elastic_plan(make_spec(**JOBS["many nodes, all tiers, an evaluation"]), dgx)
+    text = render(plan, Console(width=80, file=io.TextIOWrapper(io.BytesIO(), encoding=encoding)))
+    text.encode(encoding)
+    assert "\x1b" not in text
+    assert "?" not in text, "nothing is lost"
+    assert ("F──B" in text) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_that_wants_no_colour_gets_none(
+    make_spec: MakeSpec, laptop: Machine, variables: dict[str, str]
+) -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, _environ=variables)
+    assert "\x1b[3" not in render(make_plan(make_spec(), laptop), console)
 
 
 def test_many_micro_batches_are_elided_in_the_middle(make_spec: MakeSpec, laptop: Machine) -> None:
