@@ -2,7 +2,7 @@
 
 A large model is read, data are counted, kernels are compiled for minutes without a word. All that takes time of a
 processor or moves bytes, in the worker or in a process that it has started; one that waits for what never comes does
-neither.
+neither. A loop that never ends takes a processor, but moves nothing: so what moves bytes is counted by itself.
 """
 
 from __future__ import annotations
@@ -30,13 +30,23 @@ class Use:
     nbytes: int = 0
 
 
+@dataclass(frozen=True)
+class Signs:
+    """How often a worker was seen to do something."""
+
+    any: int = 0
+    moved: int = 0
+    """Those of them that were more than processor time."""
+
+
 @dataclass
 class _Known:
-    """What one worker had used when it was last seen to do something, and how often that was."""
+    """What one worker had used when it was last seen to do something, and when it last moved bytes."""
 
     use: Use
     at: float
-    signs: int = 0
+    nbytes: int
+    signs: Signs = Signs()
 
 
 class Activity:
@@ -47,7 +57,7 @@ class Activity:
         self._known: dict[int, _Known] = {}
         self._looked = -EVERY_S
 
-    def signs(self, pids: Collection[int], now: float) -> dict[int, int]:
+    def signs(self, pids: Collection[int], now: float) -> dict[int, Signs]:
         """How often the process group of each of `pids` was seen to do something.
 
         Looks at all of them at once, twice a second at most and where one of them is new. `now`: monotonic, s.
@@ -55,13 +65,17 @@ class Activity:
         if pids and (now - self._looked >= EVERY_S or not self._known.keys() >= set(pids)):
             self._looked = now
             for pid, use in use_of(pids).items():
-                self._see(self._known.setdefault(pid, _Known(use, now)), use, now)
+                self._see(self._known.setdefault(pid, _Known(use, now, use.nbytes)), use, now)
         return {pid: self._known[pid].signs for pid in pids}
 
     def _see(self, known: _Known, use: Use, now: float) -> None:
-        cpu_s, nbytes = use.cpu_s - known.use.cpu_s, use.nbytes - known.use.nbytes
-        if cpu_s >= max(MIN_CPU_S, MIN_SHARE * (now - known.at)) or nbytes >= MIN_BYTES or min(cpu_s, nbytes) < 0:
-            known.use, known.at, known.signs = use, now, known.signs + 1
+        cpu_s, nbytes = use.cpu_s - known.use.cpu_s, use.nbytes - known.nbytes
+        ended = min(cpu_s, use.nbytes - known.use.nbytes) < 0  # one of its processes did: what that had used is gone
+        moved = ended or nbytes >= MIN_BYTES
+        if moved or cpu_s >= max(MIN_CPU_S, MIN_SHARE * (now - known.at)):
+            known.use, known.at = use, now
+            known.signs = Signs(known.signs.any + 1, known.signs.moved + moved)
+            known.nbytes = use.nbytes if moved else known.nbytes
 
 
 def use_of(groups: Collection[int]) -> dict[int, Use]:

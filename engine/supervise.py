@@ -1,7 +1,8 @@
 """Supervision: a rank that makes no progress is named, its stack is written down, and it is ended.
 
 In its steps a rank has a counter that it raises at every pass. Before the first one it says which part of its start it
-has come to, and has as long as it likes while it is seen to do anything at all.
+has come to, and has as long as it likes while it is seen to move bytes. Processor time alone may be a compiler at work
+or a loop that never ends, so it counts for so long only (`CPU_ALONE`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import psutil
 
 from ..tiers.heartbeat import DONE_STEP, Beat, Phase, read_heartbeats, state_of
 from ..tiers.memory import MemoryDir
-from .activity import Activity
+from .activity import Activity, Signs
 from .stragglers import Stragglers, Work
 from .ticker import Ticker
 
 POLL_S = 0.2
 PATIENCE = 10  # a rank may take this many times its longest pass so far
+CPU_ALONE = 5  # times the limit of a start that processor time counts for something, where nothing else is seen
 GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
 HALTED = ("T", "t", "D")
 """States of a process that waits for no other rank: stopped, traced, in a call that nothing interrupts (proc(5))."""
@@ -44,6 +46,8 @@ class Sight:
     """Before its first step: a `Phase`."""
     signs: int = 0
     """How often it was seen to do something meanwhile."""
+    moved: int = 0
+    """How often that was more than processor time."""
     raising: bool = False
     """It is on the way out of an exception."""
     halted: bool = False
@@ -53,8 +57,8 @@ class Sight:
     def to_json(self) -> list[float]:
         """Form for messages."""
         return [
-            self.rank, self.pid, self.count, self.step, int(self.alive), self.phase, self.signs, int(self.raising),
-            int(self.halted), self.busy_s,
+            self.rank, self.pid, self.count, self.step, int(self.alive), self.phase, self.signs, self.moved,
+            int(self.raising), int(self.halted), self.busy_s,
         ]  # fmt: skip
 
     @property
@@ -69,14 +73,16 @@ class Sight:
 
     @property
     def at(self) -> tuple[int, ...]:
-        """What changes when it makes progress."""
-        return (self.count, self.phase, self.signs) if self.starts else (self.count,)
+        """What changes when it makes progress, processor time left aside."""
+        return (self.count, self.phase, self.moved) if self.starts else (self.count,)
 
 
 def sight_from(numbers: Sequence[float]) -> Sight:
     """What another node says of one of its ranks; raises ValueError for what is none."""
-    rank, pid, count, step, alive, phase, signs, raising, halted = map(int, numbers[:-1])
-    return Sight(rank, pid, count, step, bool(alive), phase, signs, bool(raising), bool(halted), float(numbers[-1]))
+    rank, pid, count, step, alive, phase, signs, moved, raising, halted = map(int, numbers[:-1])
+    return Sight(
+        rank, pid, count, step, bool(alive), phase, signs, moved, bool(raising), bool(halted), float(numbers[-1])
+    )
 
 
 @dataclass
@@ -86,8 +92,10 @@ class _Seen:
     beat: Sight
     counted: float
     """When the counter was last raised."""
+    moved: float
+    """When it last made progress; before its first step that is more than the counter."""
     changed: float
-    """When there was last any sign of it; before its first step that is more than the counter."""
+    """When there was last any sign of it."""
     longest: float = 0.0
 
     def take(self, beat: Sight, now: float) -> None:
@@ -98,12 +106,22 @@ class _Seen:
                 self.longest = max(self.longest, now - self.counted)
             self.counted = now
         if self.beat.at != beat.at:
+            self.moved = self.changed = now
+        if self.beat.signs != beat.signs:
             self.changed = now
         self.beat = beat
 
     def silent_s(self, now: float) -> float:
-        """How long it has made no progress."""
-        return now - (self.changed if self.beat.starts else self.counted)
+        """How long it has made no progress in its steps."""
+        return now - self.counted
+
+    def spins(self, now: float, startup_s: float) -> bool:
+        """Tell whether it takes processor time in its start, and has long done nothing else."""
+        return self.beat.starts and now - self.moved > CPU_ALONE * startup_s and now - self.changed <= startup_s
+
+    def since(self, now: float, startup_s: float) -> float:
+        """From when on nothing that it did in its start counts: of one that spins all the processor time does not."""
+        return self.moved if self.spins(now, startup_s) else self.changed
 
 
 class Elsewhere:
@@ -129,6 +147,8 @@ class Hang:
     """What it was doing before its first step."""
     raising: bool = False
     """It was on the way out of an exception."""
+    spins: bool = False
+    """Before its first step it took processor time and came no further."""
 
 
 class Eyes:
@@ -143,16 +163,16 @@ class Eyes:
         """All ranks, at a time (monotonic, s); one that has not even a counter is nobody's process yet."""
         beats = read_heartbeats(self.memory)
         signs = self._activity.signs([beat.pid for beat in beats if beat.step == 0], now)
-        sights = [_sight(beat, signs.get(beat.pid, 0)) for beat in beats]
+        sights = [_sight(beat, signs.get(beat.pid, Signs())) for beat in beats]
         missing = set(self.ranks) - {sight.rank for sight in sights}
         return [*sights, *(Sight(rank, 0, 0, 0, alive=True) for rank in sorted(missing))]
 
 
-def _sight(beat: Beat, signs: int) -> Sight:
+def _sight(beat: Beat, signs: Signs) -> Sight:
     state = state_of(beat)
     return Sight(
-        beat.rank, beat.pid, beat.count, beat.step, state not in (None, "Z"), beat.phase, signs, beat.raising,
-        state in HALTED, beat.busy_s,
+        beat.rank, beat.pid, beat.count, beat.step, state not in (None, "Z"), beat.phase, signs.any, signs.moved,
+        beat.raising, state in HALTED, beat.busy_s,
     )  # fmt: skip
 
 
@@ -206,7 +226,7 @@ class Supervisor:
         for beat in sights:
             seen = self._seen.get(beat.rank)
             if seen is None or seen.beat.pid != beat.pid:
-                self._seen[beat.rank] = _Seen(beat, now, now)
+                self._seen[beat.rank] = _Seen(beat, now, now, now)
             else:
                 seen.take(beat, now)
         stuck = self._stuck_at_start(now) or self._stuck_at_work(now)
@@ -253,14 +273,17 @@ class Supervisor:
             return None
         first = min((seen.beat.phase, seen.beat.count) for seen in starting)
         behind = [seen for seen in starting if (seen.beat.phase, seen.beat.count) == first]
-        if any(seen.silent_s(now) <= self.startup_s for seen in behind):
+        since = {seen.beat.rank: seen.since(now, self.startup_s) for seen in behind}
+        if any(now - moment <= self.startup_s for moment in since.values()):
             return None
-        return min(behind, key=lambda seen: (not seen.beat.is_marked, seen.changed))
+        return min(behind, key=lambda seen: (not seen.beat.is_marked, since[seen.beat.rank]))
 
     def _end(self, seen: _Seen, now: float) -> None:
         beat = seen.beat
         phase = Phase(beat.phase) if beat.starts else None
-        self.hangs.append(Hang(beat.rank, beat.step, seen.silent_s(now), phase, beat.raising))
+        silent_s = now - seen.since(now, self.startup_s) if beat.starts else seen.silent_s(now)
+        spins = seen.spins(now, self.startup_s)
+        self.hangs.append(Hang(beat.rank, beat.step, silent_s, phase, beat.raising, spins))
         if not self.elsewhere.end_rank(beat.rank):
             end_rank(beat)
         self._seen.clear()

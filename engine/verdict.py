@@ -118,7 +118,8 @@ def _stood_still(hang: Hang, errors: Sequence[WorkerError]) -> Fault:
     own = next((error for error in errors if error.rank == hang.rank and not error.is_consequence), None)
     where = f"in step {hang.step}" if hang.phase is None else f"before its first step, {hang.phase}"
     met = f", on the way out of {own.kind}: {own.message}" if own is not None and hang.raising else ""
-    detail = f"rank {hang.rank} stood still for {hang.silent_s:.1f} s {where}{met}; its stack is in its log"
+    did = "took processor time and came no further" if hang.spins else "stood still"
+    detail = f"rank {hang.rank} {did} for {hang.silent_s:.1f} s {where}{met}; its stack is in its log"
     return Fault(hang.rank, "hang", detail, final=False, code=Code.FAILED)
 
 

@@ -244,7 +244,8 @@ class Cluster(Block):
     """A rank without progress for this long (or ten times its longest pass, if that is more) is restarted."""
     startup_timeout: Seconds = 600.0
     """Before its first step a rank that shows no sign at all for this long (comes no further, takes no processor time,
-    moves no bytes) is restarted, once those that start like it show none either."""
+    moves no bytes) is restarted, once those that start like it show none either; one that takes processor time and does
+    nothing else, after five times as long."""
     shutdown_timeout: Seconds = 30.0
     """Time between a stop signal and the end by force."""
     mtbf: Mtbf = Mtbf()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtrain.engine import activity, supervise
-from dtrain.engine.activity import Use
-from dtrain.engine.supervise import Eyes, Hang, Supervisor, sight_from
+from dtrain.engine.activity import Signs, Use
+from dtrain.engine.supervise import CPU_ALONE, Eyes, Hang, Supervisor, sight_from
 from dtrain.engine.ticker import Ticker
 from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, Phase, start_of
 from dtrain.tiers.memory import MemoryDir
@@ -397,6 +397,41 @@ def test_of_ranks_that_start_alike_nobody_is_blamed_while_one_does_something(
     assert [hang.rank for hang in job.look(STARTUP)] == [1], "silent for longest, of those that are furthest behind"
 
 
+def test_processor_time_alone_does_not_count_for_ever(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has got into a loop that never ends; rank 0 came into the same part later and waits there for it."""
+    job = watch(2)
+    used = {process.pid: Use() for process in job.ranks}
+    monkeypatch.setattr(activity, "use_of", lambda pids: {pid: used[pid] for pid in pids})
+    at_start(job, 1, Phase.MODEL)
+    job.look(0)
+    at_start(job, 0, Phase.MODEL)
+    for turn in range(1, 2 * CPU_ALONE + 1):
+        used[job.ranks[1].pid] = Use(cpu_s=turn * STARTUP / 2, nbytes=turn * 1000)
+        assert job.look(STARTUP / 2) == [], "that long a compiler may take"
+    used[job.ranks[1].pid] = Use(cpu_s=(CPU_ALONE + 1) * STARTUP, nbytes=2**15)
+    (hang,) = job.look(1)
+    assert (hang.rank, hang.phase, hang.spins) == (1, Phase.MODEL, True)
+    assert hang.silent_s == pytest.approx(CPU_ALONE * STARTUP + 1)
+
+
+def test_one_that_only_waits_is_named_before_one_that_spins_because_it_waits(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for a GPU, or for a collective of NCCL, takes a whole processor."""
+    job = watch(2)
+    used = {process.pid: Use() for process in job.ranks}
+    monkeypatch.setattr(activity, "use_of", lambda pids: {pid: used[pid] for pid in pids})
+    job.look(0)
+    used[job.ranks[0].pid] = Use(cpu_s=1.0, nbytes=2**30)
+    assert job.look(1) == []
+    for turn in range(1, CPU_ALONE + 1):
+        used[job.ranks[0].pid] = Use(cpu_s=1.0 + turn * STARTUP, nbytes=2**30)
+        assert job.look(STARTUP) == []
+    used[job.ranks[0].pid] = Use(cpu_s=7.0 * STARTUP, nbytes=2**30)
+    (hang,) = job.look(1)
+    assert (hang.rank, hang.spins) == (1, False)
+
+
 def test_a_rank_that_never_gets_to_have_a_counter_is_named(memory: MemoryDir) -> None:
     """It is stuck in its first imports; it is found by its environment."""
     environment = {**os.environ, "RANK": "1"}
@@ -483,10 +518,11 @@ def test_what_a_process_group_uses_is_seen(memory: MemoryDir) -> None:
         assert process.stdout is not None
         watched = activity.Activity()
         try:
-            assert [watched.signs([process.pid], now)[process.pid] for now in (0.0, 1.0, 2.0)] == [0, 0, 0]
+            assert [watched.signs([process.pid], now)[process.pid] for now in (0.0, 1.0, 2.0)] == [Signs()] * 3
             process.stdin.write(b"go\n")
             process.stdin.flush()
             process.stdout.readline()
-            assert [watched.signs([process.pid], now)[process.pid] for now in (2.1, 3.0, 60.0)] == [0, 1, 1]
+            seen = [watched.signs([process.pid], now)[process.pid] for now in (2.1, 3.0, 60.0)]
+            assert seen == [Signs(), Signs(1, 1), Signs(1, 1)]
         finally:
             os.killpg(process.pid, signal.SIGKILL)

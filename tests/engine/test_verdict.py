@@ -14,6 +14,7 @@ from dtrain.engine.state import StateError
 from dtrain.engine.supervise import Hang
 from dtrain.engine.verdict import CRASHES, SAME_FAULTS, Fault, RestartBudget, find_fault
 from dtrain.specs.codes import Code
+from dtrain.tiers.heartbeat import Phase
 from dtrain.tiers.layout import RunDir
 
 RESET = RuntimeError("[pair.cc:538] Read error [127.0.0.1]:39153: Connection reset by peer")
@@ -136,6 +137,9 @@ def test_a_hang_is_the_cause_of_the_kill_that_ended_it(run: RunDir) -> None:
     fault = find_fault(run, 1, Ended({0: 70, 2: -9}), hangs, 3)
     assert (fault.rank, fault.kind, fault.final) == (2, "hang", False)
     assert fault.detail == "rank 2 stood still for 2.3 s in step 7; its stack is in its log"
+    spinning = [Hang(1, 0, 60.0, Phase.MODEL, spins=True)]
+    detail = "rank 1 took processor time and came no further for 60.0 s before its first step, building the model"
+    assert find_fault(run, 1, Ended({1: -9}), spinning, 3).detail == f"{detail}; its stack is in its log"
 
 
 def test_notes_of_an_earlier_attempt_do_not_count(run: RunDir) -> None:
