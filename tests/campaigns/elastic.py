@@ -61,7 +61,7 @@ class Shrinking(Ground):
         job.write_spec(text, STEPS)
         self.cluster = Cluster(job, nodes=self.nodes)
         self.words = words_of(options)
-        self.command, self.codes, self.again = "run", {}, 0
+        self.command, self.codes, self.again, self.lost = "run", {}, 0, []
         self._back: dict[int, float] = {}
 
     def tend(self) -> bool:
