@@ -16,9 +16,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import torch
 import xxhash
 from torch import Tensor
 
@@ -56,101 +55,35 @@ class Item(NamedTuple):
     """What is put together in `tensor` before that is copied."""
 
 
-class Mover(Protocol):
-    """How bytes get from a tensor into the slot."""
+class HostMover:
+    """How bytes get from a tensor in host memory into the slot."""
 
-    @property
-    def block_bytes(self) -> int:
-        """Most bytes to be moved by one call."""
-
-    def start(self) -> None:
-        """Called on the training thread after the update: what is copied from now on is that state."""
+    block_bytes = BLOCK_BYTES
+    """Most bytes to be moved by one call."""
 
     def in_rows(self, tensor: Tensor) -> Tensor:
         """The tensor with its elements row by row: itself, or a copy made once for all its slices."""
-
-    def fill(self, pack: Pack) -> None:
-        """Put small tensors together, as they are after the update."""
-
-    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
-
-    def at_hand(self, item: Item, position: int, target: int) -> int:
-        """Where bytes that were just moved are read fastest by this thread: their source, or their target."""
-
-
-class HostMover:
-    """Host memory to host memory."""
-
-    block_bytes = BLOCK_BYTES
-
-    def start(self) -> None:
-        """Nothing to wait for: the update has returned."""
-
-    def in_rows(self, tensor: Tensor) -> Tensor:
-        """A copy only where the tensor lies otherwise (transposed, channels last)."""
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
     def fill(self, pack: Pack) -> None:
-        """On this thread."""
+        """Put small tensors together, as they are after the update."""
         pack.fill()
 
     def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        """Copy by memmove."""
+        """Copy `nbytes` of the item from `position` on to address `target`; return when they are there."""
         ctypes.memmove(target, item.tensor.data_ptr() + item.begin + position, nbytes)
 
-    def at_hand(self, item: Item, position: int, target: int) -> int:
-        """The source: a copy past the caches leaves the target out of them."""
-        return item.tensor.data_ptr() + item.begin + position
 
-
-class CudaMover:
-    """Device memory to page-locked host memory on a side stream of low priority.
-
-    Written for CUDA and never run on a GPU so far; see docs/status.md.
-    """
-
-    block_bytes = 2**62
-    """Every call waits for the device, so a slice is one."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Make the side stream."""
-        self.stream = torch.cuda.Stream(device, priority=0)
-        self.updated = torch.cuda.Event()
-
-    def start(self) -> None:
-        """Let the side stream wait for the update, not the training thread."""
-        self.updated.record()
-        self.stream.wait_event(self.updated)
-
-    def in_rows(self, tensor: Tensor) -> Tensor:
-        """The bytes row by row, brought into that form on the side stream, after the update."""
-        with torch.cuda.stream(self.stream):
-            return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-    def fill(self, pack: Pack) -> None:
-        """On the side stream."""
-        with torch.cuda.stream(self.stream):
-            pack.fill()
-
-    def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-        """Copy one slice on the side stream and wait for it on this thread only."""
-        source = item.tensor
-        begin = item.begin + position
-        buffer = (ctypes.c_uint8 * nbytes).from_address(target)
-        with torch.cuda.stream(self.stream):
-            torch.frombuffer(buffer, dtype=torch.uint8).copy_(source[begin : begin + nbytes], non_blocking=True)
-        self.stream.synchronize()
-
-    def at_hand(self, item: Item, position: int, target: int) -> int:
-        """The target: the source is in the device's memory."""
-        return target
+def lower_priority() -> None:
+    """Of the calling thread: it works in the gaps that others leave, where no core is spare."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Copier:
-    """Copies one snapshot at a time, in slices, within granted bytes."""
+    """Copies one snapshot at a time from host memory, in slices, within granted bytes."""
 
-    def __init__(self, mover: Mover, slice_bytes: int) -> None:
+    def __init__(self, mover: HostMover, slice_bytes: int) -> None:
         """Start the thread; it waits until there is something to copy."""
         self.mover = mover
         self.slice_bytes = slice_bytes
@@ -177,7 +110,6 @@ class Copier:
 
         The thread is woken by the first window, not before.
         """
-        self.mover.start()
         with self._changed:
             self._items, self._base, self._step, self._done = items, base, step, done
             self._granted, self._unlimited = 0, False
@@ -226,8 +158,7 @@ class Copier:
         return not self._stopping
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        lower_priority()
         self._clock = WorkClock()
         try:
             self._serve()
@@ -274,7 +205,7 @@ class Copier:
             started = time.perf_counter()
             target = self._base + item.offset + begin
             self.mover.move(item, begin, end - begin, target)
-            source = self.mover.at_hand(item, begin, target)
+            source = item.tensor.data_ptr() + item.begin + begin  # a copy past the caches leaves the target out of them
             self._hasher.update((ctypes.c_char * (end - begin)).from_address(source))
             if item.floats is not None:
                 checked = self._check(number, item.floats, source - begin, checked, end)
@@ -297,7 +228,7 @@ class Copier:
         `address` is that of the item's first byte. A slice may end inside a number, which is then looked at with the
         next one.
         """
-        end -= end % floats.width
-        if not floats.all_finite(address + begin, end - begin):
+        checked = floats.finite_until(address, begin, end)
+        if checked is None:
             raise NonFinite(number)
-        return end
+        return checked

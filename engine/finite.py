@@ -28,6 +28,14 @@ class Floats:
             return True
         return self.all_in(memoryview((ctypes.c_char * nbytes).from_address(address)))
 
+    def finite_until(self, address: int, begin: int, end: int) -> int | None:
+        """How far, up to byte `end`, whole numbers from byte `begin` on are finite; None: one of them is not.
+
+        `address` is that of byte 0. What ends inside a number leaves that one for the next call.
+        """
+        end -= end % self.width
+        return end if self.all_finite(address + begin, end - begin) else None
+
     def all_in(self, memory: memoryview) -> bool:
         """The same for numbers in a buffer."""
         numbers = np.frombuffer(memory, self._unsigned)

@@ -6,10 +6,9 @@ import ctypes
 import mmap
 import os
 
-import torch
-
 from ..tiers.layout import Version
 from ..tiers.memory import Slot
+from .device.side import PagesError, Side
 
 
 class SlotError(Exception):
@@ -28,6 +27,7 @@ class OpenSlot:
         except OSError as error:
             raise SlotError(f"{slot.file}: {size:,} bytes for snapshots cannot be had: {error.strerror}") from error
         self.begin = len(header)
+        self.locked = False
         self.data = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + self.begin
 
     def write(self, position: int, data: bytes | memoryview) -> None:
@@ -39,12 +39,22 @@ class OpenSlot:
         """The bytes from `begin` to `end` of the data, as they lie there."""
         return memoryview(self._map)[self.begin + begin : self.begin + end]
 
-    def lock_pages(self) -> None:
-        """Page-lock the slot for copies from a CUDA device."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        error = torch.cuda.cudart().cudaHostRegister(address, len(self._map), 0)
-        if int(error) != 0:
-            raise SlotError(f"{self.slot.file}: {len(self._map):,} bytes cannot be page-locked (CUDA error {error})")
+    def lock_pages(self, side: Side) -> None:
+        """Page-lock the slot for copies from a device; raises SlotError."""
+        try:
+            side.lock(self.data - self.begin, len(self._map))
+        except PagesError as error:
+            raise SlotError(
+                f"{self.slot.file}: {len(self._map):,} bytes cannot be page-locked for copies from a device: {error}. "
+                "This node must have that much memory free, and let this user lock it"
+            ) from error
+        self.locked = True
+
+    def unlock_pages(self, side: Side) -> None:
+        """Let go of the pages, if they are locked, once nothing is copied into them any more; raises PagesError."""
+        if self.locked:
+            side.unlock(self.data - self.begin)
+            self.locked = False
 
 
 def _map(slot: Slot, header: bytes, size: int) -> mmap.mmap:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ..planners.shards import TensorInfo, own
+from ..planners.shards import own
 from ..tiers import faults
 from ..tiers.digest import digest
 from ..tiers.layout import Version
 from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir, SlotRecord
 from ..tiers.shardfile import Entry, Shard, TooManyTensors
-from .copier import Copier, HostMover, Mover, NonFinite
+from .boundary import Boundary
+from .copier import Copier, HostMover, NonFinite
 from .decided import Copied, Late, Offered, Refused
+from .device.copier import DeviceCopier
+from .device.side import Side
 from .drainwatch import DrainWatch
 from .live import Live
 from .offers import Offers
 from .slot import OpenSlot
-from .state import StateError, TrainState, infos, random_states, tensor_bytes
+from .state import StateError, TrainState
 
 WAIT_S = 0.005
 
@@ -74,14 +77,16 @@ class Snapshots:
         alive: Callable[[], None],
         clears_up: bool = True,
         offers: Offers | None = None,
+        side: Side | None = None,
     ) -> None:
         """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded.
 
         One rank of each node `clears_up` what another world size has left there, once that is superseded. With `offers`
-        other nodes get copies, and what those need is kept, too.
+        other nodes get copies, and what those need is kept, too. `side`: the state is in the memory of a device, and
+        is copied over this stream of it.
         """
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
-        self.rank, self.world, self.device = state.rank, state.mesh.world, device
+        self.rank, self.world, self.side = state.rank, state.mesh.world, side
         rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive, self.offers = cadence, pace, alive, offers
         self.pieces = own(state.held(), rank)
@@ -89,7 +94,7 @@ class Snapshots:
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
         self.live = Live(state, self.pieces)
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
-        self.boundary = self._boundary_bytes()
+        self.boundary = Boundary(state, device, self.constant_bytes, leads=self.leads, aside=side is not None)
         self.shard = Shard(rank, world, run_id, self._entries())
         self.bytes_over_ranks = self.shard.data_bytes * world
         """Of one snapshot on all ranks together; whoever has the sum over them puts it here."""
@@ -109,23 +114,21 @@ class Snapshots:
         self.waited_s = 0.0
         """For slots that the drainer held, and for copies on their way to other nodes, over all snapshots."""
         self._began = 0.0
-        self.copier = Copier(self._mover(), pace.slice_bytes)
+        self._held = False
+        """The device waits with the update until all is copied: from then on the state may change."""
+        self._judging = threading.Lock()
+        self.copier: Copier | DeviceCopier = (
+            Copier(HostMover(), pace.slice_bytes) if side is None else DeviceCopier(side, pace.slice_bytes)
+        )
 
     def _open_slots(self) -> list[OpenSlot]:
         size = len(self.header) + self.shard.data_bytes
         count = SLOTS + (PEER_SLOTS if self.offers is not None else 0)
         slots = [OpenSlot(slot, self.header, size) for slot in self.memory.slots(self.rank, self.world, count)]
-        if self.device.type == "cuda":
+        if self.side is not None:
             for slot in slots:
-                slot.lock_pages()
+                slot.lock_pages(self.side)
         return slots
-
-    def _mover(self) -> Mover:
-        if self.device.type == "cuda":
-            from .copier import CudaMover
-
-            return CudaMover(self.device)
-        return HostMover()
 
     def _entries(self) -> tuple[Entry, ...]:
         entries = [
@@ -133,29 +136,9 @@ class Snapshots:
         ]
         entries += [
             Entry(info.name, info.dtype, info.shape, (0,) * len(info.shape), info.shape, info.nbytes)
-            for info, _ in self.boundary
+            for info in self.boundary.infos
         ]
         return tuple(entries)
-
-    def _boundary_bytes(self) -> list[tuple[TensorInfo, bytes | memoryview]]:
-        """What may change in a forward pass: random states of every rank, and the buffers of the rank that leads."""
-        found: list[tuple[TensorInfo, bytes | memoryview]] = []
-        if self.leads:
-            buffers = self.state.changing()
-            found += [(info, tensor_bytes(buffers[info.name])) for info in infos(buffers)]
-        for name, data in random_states(self.device).items():
-            found.append((TensorInfo(name, "U8", (len(data),)), data))
-        return found
-
-    def _checked_boundary(self) -> list[tuple[TensorInfo, bytes | memoryview]]:
-        """The same as at the start, in the same layout; raises StateError for a tensor that has changed its shape."""
-        found = self._boundary_bytes()
-        for (before, _), (now, _) in zip(self.boundary, found, strict=False):
-            if before != now:
-                raise StateError(f"{before.name} was {_words(before)} and is {_words(now)} now; it cannot be stored")
-        if len(found) != len(self.boundary):
-            raise StateError("the model has other buffers than at the start; they cannot be stored")
-        return found
 
     def _drop_all_but(self, kept: Version | None) -> None:
         """Whatever else lies in the slots is from a past that the run did not continue."""
@@ -187,27 +170,23 @@ class Snapshots:
         version = Version(attempt=self.attempt, step=step)
         slot.slot.invalidate()
         slot.version = version
-        position, ends = self.constant_bytes, []
-        for info, data in self._checked_boundary():
-            slot.write(position, data)
-            position += info.nbytes
-            ends.append(position)
+        further, spans = self.boundary.take(slot.write)
         self.live.look()
-        self.current, self.refused = version, None
-        commit = self._committer(slot, version, ends, meta if self.rank == 0 else {}, drain)
+        self.current, self.refused, self._held = version, None, False
+        commit = self._committer(slot, version, spans, meta if self.rank == 0 else {}, drain)
         self._began = time.perf_counter()
-        self.copier.begin(step, self.live.items, slot.data, commit)
+        self.copier.begin(step, [*self.live.items, *further] if further else self.live.items, slot.data, commit)
         return slot
 
     def _committer(
-        self, slot: OpenSlot, version: Version, ends: list[int], meta: dict[str, Any], drain: bool
+        self, slot: OpenSlot, version: Version, spans: list[tuple[int, int]], meta: dict[str, Any], drain: bool
     ) -> Callable[[list[str]], None]:
-        """What the copier does last; `ends` are those of the boundary's entries in the slot's data."""
+        """What the copier does last; `spans` are those in the slot's data that it has not copied itself."""
 
         def commit(digests: list[str]) -> None:
             self._check_unchanged()
             self.copy_seconds = time.perf_counter() - self._began
-            boundary = [digest(slot.read(begin, end)) for begin, end in pairwise([self.constant_bytes, *ends])]
+            written = [digest(slot.read(begin, end)) for begin, end in spans]
             runs = self.live.run_lengths
             faults.point("copy.record", version.step)
             record = SlotRecord(
@@ -218,9 +197,9 @@ class Snapshots:
                 world=self.world,
                 slot=slot.slot.index,
                 header_digest=self.header_digest,
-                digests=(*digests, *boundary),
+                digests=(*digests, *written),
                 meta=meta,
-                runs=(*runs, *(1 for _ in boundary)) if runs else (),
+                runs=(*runs, *(1 for _ in self.boundary.infos)) if runs else (),
             )
             slot.slot.commit(record, drain=drain)
             faults.point("copy.committed", version.step)
@@ -241,6 +220,19 @@ class Snapshots:
         self.drains.look()
         self.copier.grant(self.pace.backward_bytes)
 
+    @property
+    def ends_after_update(self) -> bool:
+        """Tell whether a device waits for the copy, not the training thread, which sees its end after the update."""
+        return self.side is not None
+
+    def hold(self) -> None:
+        """The update is next, and `finish` comes after it: the device is to wait with it until all is copied."""
+        if self.current is not None and isinstance(self.copier, DeviceCopier):
+            with self._judging:
+                self._check_constant()
+                self._held = True
+            self.copier.hold()
+
     def finish(self) -> int:
         """Wait for the snapshot under way; returns its bytes, 0 when there was none or this rank has `refused` it."""
         if self.current is None:
@@ -253,7 +245,12 @@ class Snapshots:
         return self.shard.data_bytes if self.refused is None else 0
 
     def _check_unchanged(self) -> None:
-        """Raise StateError when something was written into the state while it was copied: it may be a mix."""
+        """Raise StateError when something was written into the state before all of it was copied: it may be a mix."""
+        with self._judging:
+            if not self._held:
+                self._check_constant()
+
+    def _check_constant(self) -> None:
         name = self.live.changed()
         if name is None:
             return
@@ -331,8 +328,11 @@ class Snapshots:
             self.outdated.pop().unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the copier."""
+        """End the copier, and let go of the pages that were locked for it."""
         self.copier.stop()
+        if self.side is not None:
+            for slot in self.slots:
+                slot.unlock_pages(self.side)
 
     def draining(self) -> bool:
         """Tell whether the drainer still holds one of this rank's slots."""
@@ -356,7 +356,3 @@ def _header(shard: Shard) -> bytes:
         return shard.header()
     except TooManyTensors as error:
         raise StateError(str(error)) from error
-
-
-def _words(info: TensorInfo) -> str:
-    return f"{info.dtype} {list(info.shape)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -82,7 +82,11 @@ class StepOutcome:
 
 
 def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Snapshots | None) -> StepOutcome:
-    """Make one optimizer update; the snapshot of the step before is complete when it returns, or refused."""
+    """Make one optimizer update; the snapshot of the step before is complete when it returns, or refused.
+
+    It is complete before the update where the training thread waits for it, and may be until after it where a device
+    waits with the update for the copy alone.
+    """
     step = progress.step + 1
     clock = StepClock(context.device)
     faults.point("step.start", step)
@@ -92,21 +96,21 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     parts.passes.scale = 1.0 if scale is None else scale.scale
     loss = parts.run(progress.samples, context, Watch(context, snapshots, clock, step))
     context.beat()
-    with clock.waiting("stall"):
-        copied = snapshots.finish() if snapshots is not None else 0
-        if snapshots is not None:
-            snapshots.wait_for_peers()
-    mean, stop, drain_busy, peers_busy, clean = _agree(context, loss, snapshots)
-    committed, refused = settle(context, snapshots, clean=clean)
-    offered = snapshots.offer(drain_busy=drain_busy) if snapshots is not None else None
-    copied_to = snapshots.share(busy=peers_busy) if snapshots is not None else None
-    if refused is not None and parts.spec.checkpoint.non_finite == "stop":
-        raise diverged(refused, snapshots)
+    late = snapshots is not None and snapshots.ends_after_update
+    copied = 0 if late else _wait(snapshots, clock)
+    agreed = _agree(context, loss, None if late else snapshots)
+    mean, stop = agreed.mean, agreed.stop
+    if not late:
+        ended = _end(parts, context, snapshots, agreed)
     faults.point("update.before", step)
     lr = learning_rate(step, parts.spec.training.optimizer.lr, parts.spec.training.scheduler, parts.spec.max_steps)
-    with clock.part("optimizer"):
-        norm, updated = _update(parts, context, lr, mean, step, snapshots, scale)
+    norm, updated = _update(parts, context, lr, mean, step, snapshots, clock, scale)
     faults.point("update.after", step)
+    if late:
+        copied = _wait(snapshots, clock)
+        agreed = _agree(context, None, snapshots)
+        stop |= agreed.stop
+        ended = _end(parts, context, snapshots, agreed)
     seconds = clock.total()
     context.busy_s += clock.seconds["data"] + clock.seconds["forward"]
     progress.step, progress.samples = step, progress.samples + parts.spec.training.global_batch_size
@@ -120,23 +124,68 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         "backward_s": clock.seconds["backward"],
         "optimizer_s": clock.seconds["optimizer"],
         "stall_s": clock.seconds["stall"],
-        "snapshot_bytes": copied if refused is None else 0,
+        "snapshot_bytes": copied if ended.refused is None else 0,
     }
     if scale is not None:
         metrics |= {"loss_scale": parts.passes.scale, "skipped": not updated}
-    drain_busy |= offered is not None and offered.pinned
-    return StepOutcome(metrics, stop, drain_busy, committed, refused, offered, copied_to)
+    drain_busy = agreed.drain_busy or (ended.offered is not None and ended.offered.pinned)
+    return StepOutcome(metrics, stop, drain_busy, ended.committed, ended.refused, ended.offered, ended.copied)
 
 
-def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> tuple[float, bool, bool, bool, bool]:
-    """Once every rank has its copy: mean loss, and whether to stop, a drainer is busy, a peer is, no rank refuses."""
+class _Agreed(NamedTuple):
+    """What all ranks said, the same on each."""
+
+    mean: float
+    """Loss over all of them."""
+    stop: bool
+    """One was told to."""
+    drain_busy: bool
+    """A drainer is."""
+    peers_busy: bool
+    """One has not got its copy yet."""
+    clean: bool
+    """None refuses the snapshot."""
+
+
+def _agree(context: Context, loss: Tensor | None, snapshots: Snapshots | None) -> _Agreed:
+    """Say it; of snapshots once this rank has its copy."""
     draining = snapshots is not None and snapshots.draining()
     refuses = snapshots is not None and snapshots.refused is not None
     sending = snapshots is not None and snapshots.offers is not None and snapshots.offers.busy()
     flags = [context.stop.is_set, draining, sending, refuses]
     total, *summed = context.sum_over_ranks([0.0 if loss is None else float(loss), *map(float, flags)])
     stop, busy, to_peers, refused = (count > 0 for count in summed)
-    return total / (context.world // context.mesh.pp), stop, busy, to_peers, not refused
+    return _Agreed(total / (context.world // context.mesh.pp), stop, busy, to_peers, not refused)
+
+
+def _wait(snapshots: Snapshots | None, clock: StepClock) -> int:
+    """Until this rank has its copy of the step before, and has sent what is late; returns the bytes of the copy."""
+    with clock.waiting("stall"):
+        copied = snapshots.finish() if snapshots is not None else 0
+        if snapshots is not None:
+            snapshots.wait_for_peers()
+    return copied
+
+
+class _Ended(NamedTuple):
+    """What becomes of the snapshot of the step before."""
+
+    committed: Version | None = None
+    refused: Refused | None = None
+    offered: Offered | None = None
+    copied: Copied | Late | None = None
+
+
+def _end(parts: Parts, context: Context, snapshots: Snapshots | None, agreed: _Agreed) -> _Ended:
+    """Every rank has its copy, and has agreed on it; raises TrainingDiverged for a state that the spec stops at."""
+    if snapshots is None:
+        return _Ended()
+    committed, refused = settle(context, snapshots, clean=agreed.clean)
+    offered = snapshots.offer(drain_busy=agreed.drain_busy)
+    copied = snapshots.share(busy=agreed.peers_busy)
+    if refused is not None and parts.spec.checkpoint.non_finite == "stop":
+        raise diverged(refused, snapshots)
+    return _Ended(committed, refused, offered, copied)
 
 
 def settle(context: Context, snapshots: Snapshots | None, *, clean: bool) -> tuple[Version | None, Refused | None]:
@@ -174,6 +223,7 @@ def _update(
     mean_loss: float,
     step: int,
     snapshots: Snapshots | None,
+    clock: StepClock,
     scale: LossScale | None,
 ) -> tuple[float | None, bool]:
     """Clip and update, unless that would write something that is not a number into the weights.
@@ -181,18 +231,23 @@ def _update(
     With a scaled loss the update is left out then, and the scale lowered if it may be to blame. Returns the norm of the
     gradients, None where it is not finite, and whether there was an update.
     """
-    norm = _clipped(parts, context, scale)
+    with clock.part("optimizer"):
+        norm = _clipped(parts, context, scale)
     loss_finite = math.isfinite(mean_loss)
     finite = loss_finite and math.isfinite(norm)
     if not finite and (scale is None or scale.is_spent(loss_finite=loss_finite)):
         what = f"gradient norm is {norm}" if loss_finite else f"loss is {mean_loss}"
         raise TrainingDiverged(f"the {what} at step {step}; {_kept(snapshots)}")
-    if finite:
-        set_learning_rate(parts.optimizer, lr)
-        parts.optimizer.step()
-        if parts.average is not None:
-            parts.average.follow()
-    parts.optimizer.zero_grad(set_to_none=True)
+    if finite and snapshots is not None and snapshots.ends_after_update:
+        with clock.waiting("stall"):
+            snapshots.hold()  # who waits for the device from now on waits for the copy, so not before the norm is here
+    with clock.part("optimizer"):
+        if finite:
+            set_learning_rate(parts.optimizer, lr)
+            parts.optimizer.step()
+            if parts.average is not None:
+                parts.average.follow()
+        parts.optimizer.zero_grad(set_to_none=True)
     if scale is not None:
         scale.update(finite=finite, loss_finite=loss_finite)
     return norm if math.isfinite(norm) else None, finite

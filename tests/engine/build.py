@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dtrain.engine.copier import HostMover, Item
+from dtrain.engine.device.side import Side
 from dtrain.engine.optim import build_optimizer
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
 from dtrain.engine.state import TrainState, seed_everything, tensor_bytes
@@ -161,13 +162,14 @@ class Ranks:
     pace: Pace = field(default_factory=lambda: Pace(64, 64, 48))
     cadence: Cadence = field(default_factory=lambda: Cadence(1, 0, False))
     alive: Callable[[], None] = lambda: None
+    side: Side | None = None
 
     def __post_init__(self) -> None:
         self.members = [
             Snapshots(
                 replace(self.state, mesh=Mesh(dp_replicate=self.world), rank=rank),
                 self.memory, run_id=RUN_ID, attempt=self.attempt, device=CPU, cadence=self.cadence,
-                pace=self.pace, restored=self.restored, alive=self.alive,
+                pace=self.pace, restored=self.restored, alive=self.alive, side=self.side,
             )
             for rank in range(self.world)
         ]  # fmt: skip

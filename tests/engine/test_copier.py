@@ -170,25 +170,6 @@ def test_finish_waits_for_the_last_slice(bench: MakeBench) -> None:
     assert len(one.digests) == 1, "finishing again does nothing"
 
 
-def test_the_mover_is_told_when_the_update_is_done(bench: MakeBench) -> None:
-    class Told(HostMover):
-        calls: list[str]
-
-        def start(self) -> None:
-            self.calls.append("start")
-
-        def move(self, item: Item, position: int, nbytes: int, target: int) -> None:
-            self.calls.append("move")
-            super().move(item, position, nbytes, target)
-
-    mover = Told()
-    mover.calls = []
-    one = bench([torch.randn(4)], mover=mover)
-    one.begin()
-    one.copier.finish()
-    assert mover.calls == ["start", "move"]
-
-
 class Displaced(HostMover):
     """At every slice the thread loses its core, for a time that no copy takes."""
 
@@ -329,21 +310,6 @@ def test_a_large_slice_is_moved_in_blocks_that_fit_a_cache(bench: MakeBench) -> 
     one.copier.finish()
     assert mover.moved == [64, 64, 32, 64, 64, 32, 64, 16]
     assert one.target.data == one.expected
-
-
-def test_the_digest_is_taken_where_the_bytes_are_at_hand(bench: MakeBench) -> None:
-    """Host memory is read at its source, for a copy past the caches leaves the target out of them."""
-
-    class Elsewhere(HostMover):
-        def at_hand(self, item: Item, position: int, target: int) -> int:
-            return target
-
-    for mover in (HostMover(), Elsewhere()):
-        one = bench([torch.randn(50), torch.randn(3, 5).t()], mover=mover)
-        one.begin()
-        one.copier.finish()
-        assert one.target.data == one.expected
-        assert one.digests == [[digest(tensor_bytes(item.tensor)) for item in one.items]]
 
 
 def test_a_channel_that_is_slowed_takes_that_many_times_as_long(
