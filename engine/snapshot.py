@@ -21,7 +21,7 @@ from .boundary import Boundary
 from .copier import Copier, HostMover, NonFinite
 from .decided import Copied, Late, Offered, Refused
 from .device.copier import DeviceCopier
-from .device.side import Side
+from .device.side import Side, side_of
 from .drainwatch import DrainWatch
 from .live import Live
 from .offers import Offers
@@ -82,11 +82,11 @@ class Snapshots:
         """Lay out the shard, map the slots, start the copier. `restored` stays untouched until it is superseded.
 
         One rank of each node `clears_up` what another world size has left there, once that is superseded. With `offers`
-        other nodes get copies, and what those need is kept, too. `side`: the state is in the memory of a device, and
-        is copied over this stream of it.
+        other nodes get copies, and what those need is kept, too. `side` is the stream over which a state is copied that
+        is not in host memory; that of `device` unless given.
         """
         self.state, self.memory, self.run_id, self.attempt = state, memory, run_id, attempt
-        self.rank, self.world, self.side = state.rank, state.mesh.world, side
+        self.rank, self.world, self.side = state.rank, state.mesh.world, side or side_of(device)
         rank, world = self.rank, self.world
         self.cadence, self.pace, self.alive, self.offers = cadence, pace, alive, offers
         self.pieces = own(state.held(), rank)
@@ -94,7 +94,7 @@ class Snapshots:
         """Of the ranks with the same layers the first one stores what is alike on all of them and small: buffers."""
         self.live = Live(state, self.pieces)
         self.constant_bytes = sum(piece.nbytes for piece in self.pieces)
-        self.boundary = Boundary(state, device, self.constant_bytes, leads=self.leads, aside=side is not None)
+        self.boundary = Boundary(state, device, self.constant_bytes, leads=self.leads, aside=self.side is not None)
         self.shard = Shard(rank, world, run_id, self._entries())
         self.bytes_over_ranks = self.shard.data_bytes * world
         """Of one snapshot on all ranks together; whoever has the sum over them puts it here."""
@@ -118,7 +118,7 @@ class Snapshots:
         """The device waits with the update until all is copied: from then on the state may change."""
         self._judging = threading.Lock()
         self.copier: Copier | DeviceCopier = (
-            Copier(HostMover(), pace.slice_bytes) if side is None else DeviceCopier(side, pace.slice_bytes)
+            Copier(HostMover(), pace.slice_bytes) if self.side is None else DeviceCopier(self.side, pace.slice_bytes)
         )
 
     def _open_slots(self) -> list[OpenSlot]:

@@ -24,7 +24,6 @@ from .catalogue import catalogue, check_ends, state_digest_of
 from .context import Context, StopFlag, join, leave, prepare_signals
 from .control import Control, beginning
 from .data.text import DataError
-from .device.side import side_of
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
 from .exchange import Exchange
@@ -171,7 +170,6 @@ class Worker:
             alive=context.beat,
             clears_up=context.local_rank == 0,
             offers=self._offers(context, restored),
-            side=side_of(context.device),
         )
         snapshots.bytes_over_ranks = int(context.sum_over_ranks([float(snapshots.shard.data_bytes)])[0])
         return snapshots

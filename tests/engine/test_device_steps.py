@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dtrain.engine import packs
 from dtrain.engine.context import Context, StopFlag
-from dtrain.engine.device.side import Mark, side_of
+from dtrain.engine.device.side import Mark
 from dtrain.engine.optim import build_optimizer
 from dtrain.engine.parts import assemble
 from dtrain.engine.snapshot import Cadence, Pace, Snapshots
@@ -317,7 +317,7 @@ def test_on_a_real_device_every_snapshot_is_of_its_boundary(memory: MemoryDir) -
     state = TrainState(model, build_optimizer(model, AdamW(name="adamw", lr=1e-2)))
     snapshots = Snapshots(
         state, memory, run_id=RUN_ID, attempt=1, device=device, cadence=Cadence(1, 0, False),
-        pace=Pace(2**20, 2**21, 2**18), restored=None, alive=lambda: None, side=side_of(device),
+        pace=Pace(2**20, 2**21, 2**18), restored=None, alive=lambda: None,
     )  # fmt: skip
     try:
         for step in range(1, 21):
