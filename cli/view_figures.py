@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..planners.document import timed_backward_s
 from .view_format import human_bytes, human_percent, human_seconds
 from .view_state import RunState, integer, number
 
@@ -34,18 +35,21 @@ def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
     iteration, model = (_part(plan, key) for key in ("iteration", "model"))
     passes = integer(iteration, "micro_batches")
 
-    def timed(key: str, label: str, measured: float | None) -> Figure:
-        return Figure(key, label, _figure(iteration, key), measured, human_seconds)
+    def timed(key: str, label: str, predicted: float | None, measured: float | None) -> Figure:
+        return Figure(key, label, predicted, measured, human_seconds)
 
     def median(key: str) -> float | None:
         return state.series[key].median
 
+    def per_pass(key: str) -> float | None:
+        return _per_pass(median(key), passes)
+
     bytes_per_rank = _figure(model, "state_bytes_per_rank")
     return [
-        timed("forward_s", "forward, per pass", _per_pass(median("forward_s"), passes)),
-        timed("backward_s", "backward, per pass", _per_pass(median("backward_s"), passes)),
-        timed("optimizer_s", "optimizer update", median("optimizer_s")),
-        Figure("step_s", "step", planned_step_s(plan), median("step_s"), human_seconds),
+        timed("forward_s", "forward, per pass", _figure(iteration, "forward_s"), per_pass("forward_s")),
+        timed("backward_s", "backward, per pass", planned_backward_s(plan), per_pass("backward_s")),
+        timed("optimizer_s", "optimizer update", _figure(iteration, "optimizer_s"), median("optimizer_s")),
+        timed("step_s", "step", planned_step_s(plan), median("step_s")),
         Figure("stall", "stall, share of the step", _planned_stall(plan), state.overhead, human_percent),
         _overhead(plan),
         Figure("snapshot_bytes", "snapshot, per rank", bytes_per_rank, median("snapshot_bytes"), human_bytes),
@@ -89,6 +93,13 @@ def _figure(part: Mapping[str, Any], key: str) -> float | None:
 def _per_pass(total: float | None, passes: int | None) -> float | None:
     """Divide a step's sum by its passes; without their number it cannot be told."""
     return total / passes if total is not None and passes else None
+
+
+def planned_backward_s(plan: Mapping[str, Any]) -> float | None:
+    """A backward pass as a run measures it."""
+    iteration = _part(plan, "iteration")
+    backward, exchange = (_figure(iteration, key) for key in ("backward_s", "exchange_s"))
+    return timed_backward_s(backward, exchange, integer(iteration, "micro_batches"))
 
 
 def planned_step_s(plan: Mapping[str, Any]) -> float | None:

@@ -68,6 +68,11 @@ class Iteration:
     """window_s + exchange_s + bubble_s + optimizer_s."""
 
 
+def timed_backward_s(backward_s: float | None, exchange_s: float | None, passes: int | None) -> float | None:
+    """A backward pass as a run measures it: with its part of the exchange, for a clock cannot tell the two apart."""
+    return backward_s if backward_s is None or not passes else backward_s + (exchange_s or 0.0) / passes
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """The copy of one snapshot."""
@@ -149,6 +154,7 @@ class Settled:
     forward_s: float
     """One forward pass of a micro-batch."""
     backward_s: float
+    """One backward pass, as `timed_backward_s` has it."""
     step_s: float
     """Mean time of a step, checkpoints included."""
     copy_bytes_per_s: float

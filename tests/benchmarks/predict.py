@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from dtrain.cli.view_figures import planned_backward_s
 from dtrain.specs.codes import Code
 from dtrain.tiers.jsonfile import read_lines
 from dtrain.tiers.layout import RunDir
@@ -48,10 +49,10 @@ CASES: dict[str, tuple[Path, tuple[str, ...]]] = {
 
 def of_plan(plan: Mapping[str, Any]) -> dict[str, float]:
     """The predicted figures."""
-    times, n = plan["iteration"], plan["iteration"]["micro_batches"]
+    times = plan["iteration"]
     return {
         "forward_s": times["forward_s"],
-        "backward_s": times["backward_s"] + times["exchange_s"] / n,
+        "backward_s": planned_backward_s(plan) or 0.0,
         "optimizer_s": times["optimizer_s"],
         "step_s": times["step_s"],
         "bytes of forward": plan["forward"]["bytes_per_window"],

@@ -16,7 +16,7 @@ from dtrain.cli.summary import status_of, summary, to_json
 from dtrain.cli.view_panel import step_line
 from dtrain.cli.view_state import RunState, Series
 
-PLAN = {
+PLAN: dict[str, Any] = {
     "model": {"state_bytes_per_rank": 10 * 2**20},
     "iteration": {"micro_batches": 4, "forward_s": 0.010, "backward_s": 0.020, "optimizer_s": 0.010},
     "expected": {"overhead": 0.001, "stall_s": 0.00013},
@@ -72,6 +72,13 @@ def test_the_numbers(tmp_path: Path) -> None:
     assert document["lost_s"] == pytest.approx(0.2 + (1015 - 0.2 - 1010.5))
     assert (document["state_digest"], document["state_digest_step"]) == ("d20", 20)
     assert document["faults"] == ["rank 1 exited with code 1"]
+
+
+def test_a_backward_pass_is_measured_with_its_part_of_the_exchange_and_predicted_so(tmp_path: Path) -> None:
+    plan = PLAN | {"iteration": {**PLAN["iteration"], "exchange_s": 0.04}}
+    assert to_json(finished_state(tmp_path), plan, {})["figures"]["backward_s"] == pytest.approx(
+        {"predicted": 0.020 + 0.04 / 4, "measured": 0.030, "ratio": 1.0}
+    )
 
 
 def test_the_text_has_the_same_numbers(tmp_path: Path) -> None:
