@@ -57,7 +57,14 @@ def this_machine(spec: Spec, *, look: bool = True) -> Machine:
         core_traffic_bytes_per_s=core.traffic_bytes_per_s,
         accelerator_count=choice.count,
         assumed=choice.assumed,
+        omp_threads=omp_threads(os.environ.get("OMP_NUM_THREADS", "")),
     )
+
+
+def omp_threads(given: str) -> int | None:
+    """Return the threads of the outermost level that OMP_NUM_THREADS asks for; None where it asks for none."""
+    first = given.partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
 
 
 def choose_accelerator(spec: Spec) -> Choice:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..planners.machine import threads_each
 from ..planners.mesh import ALONE, DIMS, WITHIN_STAGE, Mesh, mesh_of
 from ..specs.models import Spec
 from ..tiers.heartbeat import DONE_STEP, Heartbeat, Phase
@@ -164,7 +165,7 @@ def share_cores(workers: int) -> None:
     The launcher hands a person's OMP_NUM_THREADS on, and gives the same share where there is none.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+        torch.set_num_threads(threads_each(len(os.sched_getaffinity(0)), workers))
 
 
 def join(spec: Spec, memory: MemoryDir, stop: StopFlag, beat: Heartbeat | None = None) -> Context:

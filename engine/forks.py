@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from ..planners.machine import threads_each
 from ..specs.models import Spec
 from .standin import LENGTH
 from .standin import __file__ as standin_file
@@ -30,7 +31,7 @@ ROOM = b" " * 1024
 
 def worker_environment(spec: Spec) -> dict[str, str]:
     """What the workers, and the nursery before it imports torch, get to see beside our own environment."""
-    threads = max(1, len(os.sched_getaffinity(0)) // spec.cluster.workers_per_node)
+    threads = threads_each(len(os.sched_getaffinity(0)), spec.cluster.workers_per_node)
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),

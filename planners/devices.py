@@ -220,11 +220,12 @@ def _compute(device: Accelerator, precision: str) -> tuple[float, float]:
 
 
 def _cpu_rates(machine: Machine, cluster: Cluster) -> Rates:
-    """Return the rates of a CPU rank: the node's cores and its network are shared evenly."""
+    """Return the rates of a CPU rank: the node's network, and as many cores as it has threads, are shared evenly."""
     workers = cluster.workers_per_node
-    own = min(1.0, machine.cpu_cores / workers)
+    share = machine.cpu_cores / workers
+    own = min(1.0, share)
     return Rates(
-        flop_per_s=_core_flop_per_s(machine) * machine.cpu_cores / workers,
+        flop_per_s=_core_flop_per_s(machine) * min(share, machine.threads(workers)),
         update_bytes_per_s=own * _core_traffic_bytes_per_s(machine),
         copy_bytes_per_s=own * with_digest(CPU_COPY_BYTES_PER_S),
         link_bytes_per_s=None,
@@ -300,9 +301,11 @@ def _compute_basis(spec: Spec, machine: Machine, reached: Rates) -> str:
         return f"passes: {reached.flop_per_s / 1e12:,.3g} TFLOP/s per rank (given)"
     if machine.accelerator == "cpu":
         seen = "" if machine.core_flop_per_s is None else ", half of what its matrix products reached just now"
+        workers = spec.cluster.workers_per_node
+        asked = "" if machine.omp_threads is None else f" with OMP_NUM_THREADS={machine.omp_threads} each"
         return (
             f"CPU: {_core_flop_per_s(machine) / 1e9:.0f} GFLOP/s per core{seen}, {plural(machine.cpu_cores, 'core')} "
-            f"for {plural(spec.cluster.workers_per_node, 'worker')}"
+            f"for {plural(workers, 'worker')}{asked}"
         )
     device = ACCELERATORS[machine.accelerator]
     share, peak = _compute(device, spec.training.precision)

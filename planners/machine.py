@@ -25,6 +25,21 @@ class Machine:
     """Accelerators found; 0 also when the accelerator is only assumed."""
     assumed: tuple[str, ...] = ()
     """What was assumed because it could not be found out, in sentences."""
+    omp_threads: int | None = None
+    """What OMP_NUM_THREADS asks for; None: nothing."""
+
+    def threads(self, workers: int) -> int:
+        """Threads with which each of so many workers of the node computes on a CPU."""
+        return self.omp_threads or threads_each(self.cpu_cores, workers)
+
+    def spare_cores(self, workers: int) -> int:
+        """Cores that the passes of so many workers leave to whoever stores."""
+        return max(0, self.cpu_cores - workers * self.threads(workers))
+
+
+def threads_each(cores: int, workers: int) -> int:
+    """Threads that a worker is given where nobody asks for others: its share of the cores."""
+    return max(1, cores // workers)
 
 
 @dataclass(frozen=True, slots=True)

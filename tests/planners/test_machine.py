@@ -9,7 +9,8 @@ from tests.planners.build import MakeSpec
 
 from dtrain.cli import machine as module
 from dtrain.cli.core import Core, look_at_core, rounded
-from dtrain.cli.machine import choose_accelerator, nvidia_gpus, shm_free_bytes, table_name, this_machine
+from dtrain.cli.machine import choose_accelerator, nvidia_gpus, omp_threads, shm_free_bytes, table_name, this_machine
+from dtrain.engine.forks import worker_environment
 
 
 @pytest.fixture
@@ -126,3 +127,19 @@ def test_a_listing_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "NVIDIA_SMI_TIMEOUT_S", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert nvidia_gpus() == []
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", None), ("1", 1), ("4,2", 4), ("0", None), ("all", None)])
+def test_threads_that_the_environment_asks_for(given: str, threads: int | None) -> None:
+    assert omp_threads(given) == threads
+
+
+def test_a_plan_counts_with_the_threads_that_the_workers_will_have(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert this_machine(make_spec(), look=False).omp_threads == 1
+    assert worker_environment(make_spec())["OMP_NUM_THREADS"] == "1"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    here = this_machine(make_spec(), look=False)
+    assert worker_environment(make_spec())["OMP_NUM_THREADS"] == str(here.threads(2))

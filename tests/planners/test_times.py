@@ -66,6 +66,18 @@ def test_cpu_cores_are_shared_by_the_workers(make_spec: MakeSpec, laptop: Machin
     assert rates(laptop, one, "fp32").flop_per_s == 2 * rates(laptop, two, "fp32").flop_per_s
 
 
+def test_a_worker_computes_with_as_many_threads_as_it_is_given(make_spec: MakeSpec, laptop: Machine) -> None:
+    one = make_spec(cluster={"workers_per_node": 1}).cluster
+    asked = replace(laptop, omp_threads=1)
+    assert rates(laptop, one, "fp32").flop_per_s == 2 * rates(asked, one, "fp32").flop_per_s
+    assert (laptop.spare_cores(1), asked.spare_cores(1), asked.spare_cores(2)) == (0, 1, 0)
+    many = replace(laptop, omp_threads=8)
+    assert rates(many, one, "fp32") == rates(laptop, one, "fp32"), "it has no more cores than there are"
+    odd = replace(laptop, cpu_cores=3)
+    assert (odd.threads(2), odd.spare_cores(2)) == (1, 1), "the third core is left over"
+    assert "OMP_NUM_THREADS=1" in basis(make_spec(), asked, by_table=True)[0]
+
+
 def test_measured_times_replace_the_table(make_spec: MakeSpec, laptop: Machine) -> None:
     spec = make_spec()
     times = step_times(
