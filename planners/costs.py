@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..specs.models import Cluster
 from .devices import (
     DISK_COMMIT_S,
     DRAIN_CPU_S_PER_BYTE,
-    OBJECT_COMMIT_S,
     PEER_CPU_S_PER_BYTE,
     Rates,
 )
 from .windows import Windows, storage_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The cores of a node whose passes run on its CPU."""
+
+    count: int
+    spare: int
+    """Those that the passes leave to whoever stores."""
+
+    def taken_s(self, work_s: float, beside_s: float = math.inf) -> float:
+        """Return what work of so much processor time takes from the passes if it has `beside_s` to be done in.
+
+        What the spare cores do meanwhile takes nothing. The rest stretches the passes by its time divided by the cores:
+        an upper estimate, for they wait now and then.
+        """
+        return max(0.0, work_s - (self.spare * beside_s if self.spare else 0.0)) / self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +72,17 @@ def checkpoint_costs(
     windows: Windows,
     reached: Rates,
     copier_bytes_per_s: float,
-    cpu_cores: int | None,
+    cores: Cores | None,
     replicas: int = 0,
 ) -> Costs:
     """Return the costs of one checkpoint.
 
-    `copier_bytes_per_s` is the rate of a copier on a CPU, `cpu_cores` is None when the passes run on an accelerator,
+    `copier_bytes_per_s` is the rate of a copier on a CPU, `cores` is None when the passes run on an accelerator,
     `replicas` are the copies that other nodes get.
 
     On an accelerator the copy is made by its copy engines and takes less than 2 % of the device memory's
-    bandwidth: taken to cost nothing but a stall. On a CPU the passes use all cores, so processor time of the
-    copies and the drain stretches them by that time divided by the cores: an upper estimate.
+    bandwidth: taken to cost nothing but a stall. On a CPU copies have the time of a step's windows on cores that are
+    spare, drains and what goes to peers as long as they take.
     """
     node_bytes = shard_bytes * cluster.workers_per_node
     node_copy_s = node_bytes / copier_bytes_per_s
@@ -74,12 +91,12 @@ def checkpoint_costs(
         copy_s=shard_bytes / windows.bytes_per_s,
         commit_lag_s=windows.copied_s(shard_bytes, forward.bytes_per_window or 0, backward.bytes_per_window or 0),
         write_s=node_bytes / reached.disk_bytes_per_s + DISK_COMMIT_S,
-        upload_s=2 * node_bytes / reached.object_bytes_per_s + OBJECT_COMMIT_S,
+        upload_s=2 * node_bytes / reached.object_bytes_per_s + reached.object_commit_s,
         snapshot_stall_s=windows.stall_s(shard_bytes),
-        snapshot_cpu_s=node_copy_s / cpu_cores if cpu_cores else 0.0,
-        drain_cpu_s=node_bytes * DRAIN_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
+        snapshot_cpu_s=cores.taken_s(node_copy_s, windows.window_s + windows.exchange_s) if cores else 0.0,
+        drain_cpu_s=cores.taken_s(node_bytes * DRAIN_CPU_S_PER_BYTE) if cores else 0.0,
         send_s=replicas * shard_bytes / reached.network_bytes_per_s,
-        peer_cpu_s=replicas * node_bytes * PEER_CPU_S_PER_BYTE / cpu_cores if cpu_cores else 0.0,
+        peer_cpu_s=cores.taken_s(replicas * node_bytes * PEER_CPU_S_PER_BYTE) if cores else 0.0,
     )
 
 

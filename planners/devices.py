@@ -57,8 +57,9 @@ FINITE_BYTES_PER_S = 28 * GIB
 
 DISK_BYTES_PER_S = 1 * GIB
 """Assumed rate of durable writes, and of reads, of one node."""
-DISK_COMMIT_S = 0.05
-"""Assumed time for creating, flushing and renaming the files of one checkpoint, whatever its size."""
+DISK_COMMIT_S = 0.03
+"""Assumed time for creating, flushing and renaming the files of one checkpoint, whatever its size (tried: 33 ms at the
+least of 40 of 0.6 MB, from the snapshot on, beside workers and others on two cores)."""
 OBJECT_BYTES_PER_S = 200 * 10**6
 """Assumed rate of one node to or from an object store."""
 OBJECT_COMMIT_S = 0.5
@@ -71,8 +72,12 @@ DRAIN_CPU_S_PER_BYTE = 0.5 / GIB
 the page cache and read it back with its digest (measured on two cores of a virtual machine). Since then the check is
 made in the pass that reads back, and was not measured again: this is too much rather than too little."""
 
-LAYER_LAUNCH_S = {"cpu": 3e-4, "gpu": 2e-4}
-"""Assumed least time of one layer's forward pass in eager mode: some thirty operators at 5 to 10 µs each."""
+LAYER_LAUNCH_S = {"cpu": (9e-4, 9e-4), "gpu": (2e-4, 4e-4)}
+"""Assumed least time of one layer's forward and backward pass in eager mode: some thirty operators at 5 to 10 µs each
+on their way to a GPU; on a CPU, where they are made as well, 0.9 ms either way (tried: 1 to 8 layers of 32 wide)."""
+CPU_UPDATE_TENSOR_S = 2e-5
+"""Assumed time that clipping and update of one tensor on a CPU take beside its bytes (tried: 0.17 ms for the nine
+tensors of such a layer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +144,18 @@ class Rates:
     """Of a ring over all ranks: between nodes each worker of a node carries a part of it."""
     sum_bytes_per_s: float | None
     """At which processors send and add gradients, so that no pass hides it; None: accelerators do that."""
-    launch_s: float
-    """Least time of one layer's forward pass."""
+    launch_s: tuple[float, float]
+    """Least times of one layer's forward and backward pass."""
+    update_tensor_s: float
+    """Time that the update takes for each tensor beside its bytes."""
     device_memory_bytes: int | None
     """None on a CPU, whose device memory is the host's."""
     disk_bytes_per_s: float
     """One node's durable writes, and its reads."""
     object_bytes_per_s: float
     """One node to or from the object store."""
+    object_commit_s: float = OBJECT_COMMIT_S
+    """Time of one checkpoint in it beside its data."""
 
 
 def rates(machine: Machine, cluster: Cluster, precision: str, measured: Measured | None = None) -> Rates:
@@ -171,6 +180,12 @@ def rates(machine: Machine, cluster: Cluster, precision: str, measured: Measured
         disk_bytes_per_s=_first(given.disk_bandwidth, _seen(measured).disk_bytes_per_s, table.disk_bytes_per_s),
         object_bytes_per_s=_first(given.object_bandwidth, _seen(measured).object_bytes_per_s, table.object_bytes_per_s),
     )
+
+
+def with_folder(reached: Rates, cluster: Cluster, measured: Measured | None) -> Rates:
+    """Return the rates where the object store is a folder (`file://`): it is as fast as a disk, and no request away."""
+    rate = _first(cluster.hardware.object_bandwidth, _seen(measured).object_bytes_per_s, reached.disk_bytes_per_s)
+    return replace(reached, object_bytes_per_s=rate, object_commit_s=DISK_COMMIT_S)
 
 
 def _seen(measured: Measured | None) -> Measured:
@@ -206,6 +221,7 @@ def _gpu_rates(machine: Machine, cluster: Cluster, precision: str) -> Rates:
         exchange_bytes_per_s=device.node_link_bytes_per_s,
         sum_bytes_per_s=None,
         launch_s=LAYER_LAUNCH_S["gpu"],
+        update_tensor_s=0.0,
         device_memory_bytes=device.memory_bytes,
         disk_bytes_per_s=DISK_BYTES_PER_S,
         object_bytes_per_s=OBJECT_BYTES_PER_S,
@@ -234,6 +250,7 @@ def _cpu_rates(machine: Machine, cluster: Cluster) -> Rates:
         exchange_bytes_per_s=CPU_NODE_LINK_BYTES_PER_S,
         sum_bytes_per_s=CPU_NODE_LINK_BYTES_PER_S,
         launch_s=LAYER_LAUNCH_S["cpu"],
+        update_tensor_s=CPU_UPDATE_TENSOR_S,
         device_memory_bytes=None,
         disk_bytes_per_s=DISK_BYTES_PER_S,
         object_bytes_per_s=OBJECT_BYTES_PER_S,

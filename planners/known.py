@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..specs.models import Spec
-from .costs import Costs, checkpoint_costs
-from .devices import CPU_COPY_BYTES_PER_S, Rates, rates, with_digest, with_items
+from .costs import Cores, Costs, checkpoint_costs
+from .devices import CPU_COPY_BYTES_PER_S, Rates, rates, with_digest, with_folder, with_items
 from .evaluation import EvaluationPlan, plan_evaluation
 from .layers import stages_per_rank, windows_per_step
 from .layout import Cuts
@@ -65,7 +65,9 @@ class Known:
         """Costs of one checkpoint."""
         if self.sizes is None or self.windows is None:
             return None
-        cores = self.machine.cpu_cores if self.machine.accelerator == "cpu" else None
+        cores, workers = None, self.spec.cluster.workers_per_node
+        if self.machine.accelerator == "cpu":
+            cores = Cores(self.machine.cpu_cores, self.machine.spare_cores(workers))
         peer = self.spec.peer_tier
         replicas = peer.replicas if peer is not None else 0
         shard, copier = self.sizes.shard_bytes, self.copier_bytes_per_s
@@ -89,6 +91,8 @@ def _timed(
     spec: Spec, machine: Machine, measured: Measured | None, work: Workload | None, sizes: Sizes | None
 ) -> Known:
     reached = rates(machine, spec.cluster, spec.training.precision, measured)
+    if spec.object_tier is not None and spec.object_tier.is_folder:
+        reached = with_folder(reached, spec.cluster, measured)
     times = step_times(spec, reached, work, sizes, measured)
     bandwidth = _channel_bytes_per_s(spec, reached, measured, sizes)
     windows = _windows(spec, machine, reached, times, bandwidth)

@@ -264,5 +264,5 @@ def held_at_most(tier: TierSpec, max_steps: int) -> int:
 
 def files_each(tier: SlowTier, world: int) -> int:
     """Return the files of one checkpoint: a shard per rank, the manifest, and where there are folders, one."""
-    in_bucket = isinstance(tier, ObjectTier) and not tier.url.startswith("file://")
+    in_bucket = isinstance(tier, ObjectTier) and not tier.is_folder
     return world + (1 if in_bucket else 2)

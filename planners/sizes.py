@@ -27,6 +27,7 @@ class Sizes:
 
     parameters: int
     parameter_bytes: int
+    parameter_tensors: int
     tensors: int
     """Tensors of the state."""
     state_bytes: int
@@ -59,6 +60,7 @@ def count_sizes(spec: Spec, parameters: Sequence[TensorInfo] | None, cuts: Cuts 
     return Sizes(
         parameters=parameter_count(parameters),
         parameter_bytes=state_bytes(parameters),
+        parameter_tensors=len(parameters),
         tensors=len(tensors),
         state_bytes=state_bytes(tensors),
         shard_bytes=shard_bytes(shard),

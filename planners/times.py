@@ -44,10 +44,14 @@ def step_times(
         if sizes and sizes.rank_parameter_bytes < sizes.parameter_bytes:
             optimizer_s *= sizes.rank_parameter_bytes / sizes.parameter_bytes
     elif work is not None and work.forward_flop is not None:
-        floor_s = work.model.n_layers * rates.launch_s / spec.strategy.pp
-        forward_s = max(share * work.forward_flop / rates.flop_per_s, floor_s)
-        backward_s = max(BACKWARD_TO_FORWARD * share * work.forward_flop / rates.flop_per_s, 2 * floor_s)
+        layers, flop_s = work.model.n_layers / spec.strategy.pp, share * work.forward_flop / rates.flop_per_s
+        forward_s, backward_s = (
+            max(part * flop_s, layers * least_s)
+            for part, least_s in zip((1, BACKWARD_TO_FORWARD), rates.launch_s, strict=True)
+        )
         optimizer_s = update_bytes(spec, parameters) / rates.update_bytes_per_s
+        if sizes:
+            optimizer_s += sizes.parameter_tensors / spec.strategy.pp * rates.update_tensor_s
     else:
         return None
     if spec.strategy.activation_checkpointing == "full":

@@ -79,5 +79,10 @@ class ObjectTier(SlowTier):
     region: Annotated[str, Field(min_length=1)] | None = None
     """Region of the bucket, for s3://; default: from the environment."""
 
+    @property
+    def is_folder(self) -> bool:
+        """Tell whether it is a folder, and no store that is asked over a network."""
+        return self.url.startswith("file://")
+
 
 Tier = Annotated[MemoryTier | PeerTier | DiskTier | ObjectTier, Field(discriminator="type")]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dtrain.planners.costs import Costs, backlog_s, checkpoint_costs
-from dtrain.planners.devices import rates
+from dtrain.planners.costs import Cores, Costs, backlog_s, checkpoint_costs
+from dtrain.planners.devices import DISK_COMMIT_S, rates
 from dtrain.planners.expected import (
     Before,
     Faults,
@@ -98,7 +98,7 @@ def test_goodput_by_hand() -> None:
     assert goodput(0.0, 1e6, once_an_hour, lost, recovery) == 0
 
 
-def costs(shard: int, windows: Windows, workers: int = 1, cores: int | None = None) -> Costs:
+def costs(shard: int, windows: Windows, workers: int = 1, cores: Cores | None = None) -> Costs:
     cluster = Cluster.model_validate({"workers_per_node": workers, "hardware": {"disk_bandwidth": "1GiB/s"}})
     reached = rates(Machine(2, None, None, "h100"), cluster, "fp32")
     return checkpoint_costs(shard, cluster, windows, reached, windows.bytes_per_s, cores)
@@ -108,7 +108,7 @@ def test_costs_of_a_checkpoint_that_fits() -> None:
     of_many = costs(2**30, Windows(100, 0.03, 0.07, bytes_per_s=2**30), workers=4)
     assert of_many.copy_s == 1
     assert of_many.commit_lag_s == pytest.approx(7.5, rel=0.01)
-    assert of_many.write_s == pytest.approx(4.05)
+    assert of_many.write_s == pytest.approx(4 + DISK_COMMIT_S)
     assert (of_many.snapshot_s, of_many.drain_cpu_s) == (0, 0)
 
 
@@ -120,10 +120,20 @@ def test_costs_of_a_checkpoint_that_does_not_fit() -> None:
 
 def test_on_a_cpu_the_copy_takes_processor_time() -> None:
     windows = Windows(1, 3.0, 7.0, bytes_per_s=8 * 2**30)
-    one, more_cores = costs(2**30, windows, 2, cores=2), costs(2**30, windows, 2, cores=8)
+    one, more_cores = costs(2**30, windows, 2, Cores(2, spare=0)), costs(2**30, windows, 2, Cores(8, spare=0))
     assert one.snapshot_stall_s == 0
     assert one.snapshot_s > 0
     assert one.snapshot_s == pytest.approx(4 * more_cores.snapshot_s)
+
+
+def test_what_cores_that_are_spare_copy_and_write_takes_nothing_from_the_passes() -> None:
+    windows = Windows(1, 3.0, 7.0, bytes_per_s=2**30)
+    spare, both = costs(8 * 2**30, windows, 1, Cores(2, spare=1)), costs(8 * 2**30, windows, 1, Cores(2, spare=0))
+    assert (spare.snapshot_cpu_s, spare.drain_cpu_s) == (0, 0)
+    assert both.snapshot_cpu_s == pytest.approx(4)
+    assert both.drain_cpu_s > 0
+    longer = costs(12 * 2**30, windows, 1, Cores(2, spare=1))
+    assert longer.snapshot_cpu_s == pytest.approx(1), "12 s of copies in windows of 10 s: 2 are left, on two cores"
 
 
 def test_backlog() -> None:

@@ -95,7 +95,8 @@ def test_what_is_kept_for_good_and_never_made_is_warned_about(make_spec: MakeSpe
 
 
 def late(make_spec: MakeSpec, laptop: Machine, *tiers: dict[str, Any]) -> Plan:
-    return make_plan(make_spec(tiers=[MEMORY, *tiers]), laptop, FAST)
+    cluster = {"workers_per_node": 2, "hardware": {"disk_bandwidth": "200MB/s"}}
+    return make_plan(make_spec(tiers=[MEMORY, *tiers], cluster=cluster), laptop, FAST)
 
 
 def test_a_tier_that_is_late_is_waited_for_or_leaves_checkpoints_out_as_the_spec_says(

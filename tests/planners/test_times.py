@@ -14,8 +14,10 @@ from dtrain.planners.devices import (
     CPU_MATMUL_SHARE,
     CPU_TRAFFIC_SHARE,
     DISK_BYTES_PER_S,
+    DISK_COMMIT_S,
     MODEL_FLOP_UTILISATION,
     OBJECT_BYTES_PER_S,
+    OBJECT_COMMIT_S,
     assumptions,
     rates,
     with_digest,
@@ -187,3 +189,15 @@ def test_every_piece_of_a_shard_takes_a_copier_time_of_its_own(make_spec: MakeSp
     assert copies[0] == pytest.approx(3 * 16 * rows / rate + 4 * COPY_ITEM_S, rel=1e-6)
     assert copies[1] == pytest.approx(3 * 16 * rows / rate + 4 * 64 * COPY_ITEM_S, rel=1e-5)
     assert with_items(rate, 0, 0) == rate, "a rank may have nothing to store"
+
+
+def test_a_folder_as_object_store_is_a_disk_and_no_request_away(make_spec: MakeSpec, laptop: Machine) -> None:
+    def upload_s(url: str, **hardware: str) -> float:
+        tiers = [{"type": "memory"}, {"type": "object", "url": url, "every": 10}]
+        plan = make_plan(make_spec(tiers=tiers, cluster={"workers_per_node": 2, "hardware": hardware}), laptop)
+        return plan.tiers[1].write_s or 0.0
+
+    state = 2 * (make_plan(make_spec(), laptop).model.state_bytes_per_rank or 0)
+    assert upload_s("file:///store") == pytest.approx(2 * state / DISK_BYTES_PER_S + DISK_COMMIT_S)
+    assert upload_s("s3://bucket/store") == pytest.approx(2 * state / OBJECT_BYTES_PER_S + OBJECT_COMMIT_S)
+    assert upload_s("file:///mount", object_bandwidth="1MB/s") == pytest.approx(2 * state / 1e6 + DISK_COMMIT_S)
