@@ -4,7 +4,8 @@ First every rank tells which shards it has, with their headers and digests; then
 know the same order of transfers: shard by shard, piece by piece, from the one rank that has it to those that want it,
 in chunks over the storage channel. A piece that all want is broadcast. Nothing goes through a disk, and no message is
 a pickle. Whatever is wrong with a piece, all ranks go through all transfers, so nobody waits for one that gave up; then
-those that are wrong are given once more by a rank that has a copy, and whoever has the damaged one mends it.
+those that are wrong are given once more by a rank that has a copy, and whoever has the damaged one mends it. A node
+that has lost its shards has them in its memory again at the end.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..tiers.shardfile import Shard, ShardReader, parse_header
 from ..tiers.whole import Facts
 from .channels import StorageChannel
 from .context import Context
+from .regained import Regained
 
 CHUNK = 8 * 2**20
 """Most bytes of one message."""
@@ -122,6 +124,14 @@ class Exchange:
             with found[0].file.open("r+b", buffering=0) as file:
                 os.pwrite(file.fileno(), data, reader.data_start + offsets[index])
 
+    def regained(self, candidate: Candidate, given: Sequence[Given]) -> Regained | None:
+        """Room for this rank's own shard; None where it has it, or that is one of another number of ranks."""
+        own, world = self.context.rank, self.context.world
+        mine = next((one for one in given if (one.shard.rank, one.shard.world) == (own, world)), None)
+        if mine is None or mine.giver == own or self._slot(candidate, own) is not None:
+            return None
+        return Regained(self.memory.slots(own, world), mine.shard, mine.record)
+
     def reader(self, candidate: Candidate, rank: int, stack: ExitStack) -> tuple[SlotRecord, ShardReader]:
         """A shard in this node's memory, mapped until `stack` is left. Raises Unreadable."""
         found = self._slot(candidate, rank)
@@ -158,14 +168,17 @@ class Exchanged:
         Raises Unreadable at the end, when a piece of this rank did not arrive as it was stored from anywhere.
         """
         gather = self.exchange.context.gather_bytes
+        regained = self.exchange.regained(self.candidate, self.given)
         mine = bytes(wanted(entry, one.shard.rank) for one in self.given for entry in one.shard.entries)
         wishes, given = gather(mine), list[Given | None](self.given)
         tried = [{one.giver} for one in self.given]
         while True:
             wrong = bytearray(len(mine))
-            yield from self._round(given, wishes, mine, wrong)
+            yield from self._round(given, wishes, mine, wrong, regained)
             wishes = gather(bytes(wrong))
             if not any(map(any, wishes)):
+                if regained is not None:
+                    regained.commit()
                 return
             given = self._others(given, tried, wishes)
             if all(one is None for one in given):
@@ -214,8 +227,9 @@ class Exchanged:
         ]
 
     def _round(
-        self, given: Sequence[Given | None], wishes: Sequence[bytes], mine: bytes, wrong: bytearray
-    ) -> Iterator[Content]:
+        self, given: Sequence[Given | None], wishes: Sequence[bytes], mine: bytes, wrong: bytearray,
+        regained: Regained | None,
+    ) -> Iterator[Content]:  # fmt: skip
         """Every piece from its giver to those who wish for it; `wrong` is marked where it is not what it should be.
 
         Also by a giver that has a damaged one, so that it can mend it with the next.
@@ -247,6 +261,8 @@ class Exchanged:
                         continue
                     if one is not first:
                         self.exchange.mend(self.candidate, one.shard, index, data)
+                    if regained is not None and one.shard.rank == context.rank:
+                        regained.put(index, data)
                     if mine[at]:
                         yield Content(
                             one.shard.rank, entry.name, entry.dtype, entry.shape, entry.offset, entry.global_shape,

@@ -63,12 +63,11 @@ class Offers:
             self.under_way = max((version for version in common if version <= restored), default=None)
             before = (version for version in marked if self.under_way is not None and version < self.under_way)
             self.kept = max(before, default=None)
-        elif restored in self._held:
+        if self.under_way is None and restored in self._held:
             self.kept = restored
+            self._held[restored].offer()  # once more: a peer that was lost has it no longer
         for version, slot in self._held.items():
-            if version == self.kept and not slot.offered:
-                slot.offer()  # its peers may have lost it, too
-            elif not self.keeps(version):
+            if not self.keeps(version):
                 slot.withdraw()
 
     def keeps(self, version: Version | None) -> bool:

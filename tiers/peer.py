@@ -83,12 +83,24 @@ class Post:
         self.job = job
         self.run = RunDir(Path(job.run_dir), job.node)
         self.memory = MemoryDir(Path(job.memory_dir))
-        self.directory: Directory | None = None
+        self._directory: Directory | None = None
         self._arrived: dict[Path, tuple[Version, set[int]]] = {}
         """By slot: nodes that have its copy."""
         self._records: dict[Path, tuple[int, SlotRecord | None]] = {}
         """By slot: its commit record, and when that was written."""
         self._lock = threading.Lock()
+
+    @property
+    def directory(self) -> Directory | None:
+        """Who is where, as far as it is known."""
+        return self._directory
+
+    @directory.setter
+    def directory(self, directory: Directory) -> None:
+        """What has arrived may be lost again with a node: what is offered is sent once more, and who has it says so."""
+        with self._lock:
+            self._arrived.clear()
+            self._directory = directory
 
     def tell(self, detail: str) -> None:
         """An event for people."""

@@ -292,7 +292,7 @@ def test_a_shard_that_cannot_be_read_is_offered_to_nobody(
     keep_copy(memories[0], 1)
     (slot,) = memories[1].all_slots()
     slot.file.write_bytes(slot.file.read_bytes()[:-1])
-    everywhere(take(lambda rank: everything))
+    everywhere(take(lambda rank: lambda entry, of: of != rank))
     assert slot.record() is None
 
 
@@ -310,6 +310,24 @@ def test_two_lost_nodes_get_theirs_from_the_last_one(
         return found.open(CANDIDATE).meta["data"]
 
     assert everywhere(meta) == [{"samples": STEP * 8}] * WORLD, "what rank 0 says of the whole is in its copy"
+
+
+def test_a_node_that_has_lost_its_shard_has_it_again_afterwards(
+    memories: list[MemoryDir], everywhere: Callable[..., list[Any]]
+) -> None:
+    """Else its copy is the only one until the next snapshot is with the peers, and that may be lost as well."""
+    (copy,), (before,) = keep_copy(memories[0], 1).all_slots(), memories[1].all_slots()
+    record = before.record()
+    memories[1].remove()
+    memories[1].path.mkdir()
+    everywhere(take(lambda rank: lambda entry, of: of != rank))
+    assert memories[1].all_slots() == [], "not all of it has come"
+    everywhere(take(lambda rank: lambda entry, of: of == rank))
+    (slot,) = memories[1].all_slots()
+    assert slot.record() == record
+    assert slot.file.read_bytes() == copy.file.read_bytes()
+    copy.invalidate()
+    assert all(isinstance(answer, dict) for answer in everywhere(take(lambda rank: everything)))
 
 
 def test_a_copy_of_another_version_is_none(memories: list[MemoryDir], everywhere: Callable[..., list[Any]]) -> None:

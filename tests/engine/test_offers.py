@@ -60,6 +60,11 @@ class Cluster:
         """The workers begin, from a version in memory or from none; all else in the slots is of no more use."""
         self.attempt += 1
         self.safe, self.step = restored, restored.step if restored else 0
+        for pair, kept in self.copies.items():
+            self.copies[pair] = [version for version in kept if restored is not None and version <= restored]
+        for node in range(self.nodes):
+            if restored is not None and restored not in self.held(node):  # it comes from a copy, into an empty slot
+                self.commit(next(slot for slot in self.slots(node) if slot.record() is None), restored)
         ranks = Ranks(self.nodes)
 
         def begin(node: int) -> Offers:
@@ -96,7 +101,11 @@ class Cluster:
         assert len(free) >= 2, "one to write into, and one that the drainer may hold"
         slot = self.chance.choice(free)
         slot.invalidate()
-        slot.commit(SlotRecord("r", version.step, version.attempt, node, self.nodes, slot.index, "", ()), drain=False)
+        self.commit(slot, version)
+
+    def commit(self, slot: Slot, version: Version) -> None:
+        record = SlotRecord("r", version.step, version.attempt, slot.rank, self.nodes, slot.index, "", ())
+        slot.commit(record, drain=False)
 
     def send(self) -> None:
         """One copy arrives somewhere, or is torn; it makes room for itself before it is whole."""
@@ -120,8 +129,11 @@ class Cluster:
         self.start(max(common, default=None))
 
     def lose(self, count: int) -> None:
+        """So many are lost."""
+        self.lose_these(set(self.chance.sample(range(self.nodes), count)))
+
+    def lose_these(self, lost: set[int]) -> None:
         """Nodes are lost with all that they have, empty ones take their places."""
-        lost = set(self.chance.sample(range(self.nodes), count))
         for node in lost:
             shutil.rmtree(self.memory[node].path)
             self.memory[node].path.mkdir()
@@ -228,3 +240,23 @@ def test_training_waits_for_a_late_copy_and_for_one_that_nobody_takes_only_once(
     cluster.train()
     cluster.train()
     assert cluster.late == [2, 2], "each rank knows, and says it once"
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("second", range(3))
+def test_another_node_may_be_lost_before_the_attempt_has_made_a_copy_of_its_own(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    """What the job goes on from is with as many nodes again as before, though no step was finished since."""
+    cluster = Cluster(tmp_path, 3, 1, 1, random.Random(first))
+    for _ in range(3):
+        cluster.train()
+        for _ in range(40):
+            cluster.send()
+    promised = cluster.promised
+    assert promised is not None
+    for lost in (first, second):
+        cluster.lose_these({lost})
+        assert cluster.safe is not None and cluster.safe >= promised
+        for _ in range(40):
+            cluster.send()

@@ -131,6 +131,25 @@ def test_a_peer_that_was_replaced_gets_everything_again(nodes: list[Node], tmp_p
         nodes[1].peers.stop()
 
 
+def test_what_was_sent_is_offered_again_to_a_peer_that_was_replaced(nodes: list[Node], tmp_path: Path) -> None:
+    """By the sender's own count it has it; and one that has it takes no bytes of it."""
+    version = Version(attempt=1, step=1)
+    slots = [node.snapshot(1) for node in nodes]
+    wait(lambda: all(slot.is_sent(version) for slot in slots))
+    nodes[1].peers.stop()
+    nodes[1].memory.remove()
+    nodes[1] = Node(tmp_path, 1)
+    introduce(nodes, 2)
+    nodes[1].snapshot(1)
+    for slot in slots:
+        slot.offer()
+    try:
+        wait(lambda: all(slot.is_sent(version) for slot in slots))
+        assert (nodes[1].copies(0), nodes[0].copies(1)) == ([1], [1])
+    finally:
+        nodes[1].peers.stop()
+
+
 def test_a_process_that_dies_is_started_again_at_its_port(nodes: list[Node]) -> None:
     door, pid = nodes[1].peers.door(lambda: "lo"), nodes[1].pid()
     os.kill(pid, signal.SIGKILL)
