@@ -25,6 +25,7 @@ from ..tiers.heartbeat import DONE_STEP, Heartbeat, Phase
 from ..tiers.memory import MemoryDir
 from .channels import StorageChannel, storage_channel
 from .precision import autocast
+from .timing import Timed
 
 GROUP_TIMEOUT = timedelta(minutes=30)  # hangs are found by heartbeat, long before
 
@@ -74,6 +75,8 @@ class Context:
     step: int = 0
     busy_s: float = 0.0
     """Time spent so far on batches and forward passes: what a rank does by itself, whoever it waits for after."""
+    unfinished: list[Timed] = field(default_factory=list)
+    """Parts of the step before that the device had not come to the end of."""
 
     @property
     def data_rank(self) -> int:

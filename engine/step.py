@@ -88,7 +88,7 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
     waits with the update for the copy alone.
     """
     step = progress.step + 1
-    clock = StepClock(context.device)
+    clock = StepClock(context.device, context.unfinished)
     faults.point("step.start", step)
     if context.device_mesh is not None:  # else DDP does it
         context.share(parts.state.changing().values())

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 
@@ -44,14 +45,18 @@ class WorkClock:
             self._file = None
 
 
+Timed = tuple[str, torch.cuda.Event, torch.cuda.Event]
+"""A part on a CUDA stream, its begin and its end."""
+
+
 class StepClock:
     """Sums the seconds of named parts over one step."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Measure on `device`."""
+    def __init__(self, device: torch.device, unfinished: list[Timed] | None = None) -> None:
+        """Measure on `device`. In `unfinished` one step's clock leaves to the next what the device has not come to."""
         self.cuda = device.type == "cuda"
         self.seconds: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._events = unfinished if unfinished is not None else []
         self._started = time.perf_counter()
 
     @contextmanager
@@ -76,9 +81,12 @@ class StepClock:
         self.seconds[name] += time.perf_counter() - started
 
     def total(self) -> float:
-        """Seconds since the clock was made; resolves the events of a CUDA stream."""
-        for name, begin, end in self._events:
-            end.synchronize()
+        """Seconds since the clock was made.
+
+        Of parts on a CUDA stream those count that are over: the thread does not wait for the update under way.
+        """
+        over = list(takewhile(lambda timed: timed[2].query(), self._events))
+        for name, begin, end in over:
             self.seconds[name] += begin.elapsed_time(end) / 1000
-        self._events.clear()
+        self._events[:] = self._events[len(over) :]
         return time.perf_counter() - self._started

@@ -1,5 +1,7 @@
 """Seconds of the parts of a step."""
 
+from __future__ import annotations
+
 import time
 from pathlib import Path
 
@@ -58,6 +60,49 @@ def test_real_time_is_measured() -> None:
     with clock.part("forward"):
         time.sleep(0.02)
     assert 0.02 <= clock.seconds["forward"] <= clock.total() < 5
+
+
+class Event:
+    """An event of a device, which passes it when the test says so."""
+
+    now = 0
+
+    def __init__(self, **kwargs: object) -> None:
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.at = Event.now
+        Event.now += 1
+
+    def query(self) -> bool:
+        return self.at is not None and self.at < Event.passed
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query()
+        assert end.query()
+        return 1000.0 * (end.at - self.at)
+
+    passed = 0
+
+
+def test_what_a_device_has_not_come_to_is_counted_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread asks whether a part is over, and waits for none."""
+    monkeypatch.setattr(timing.torch.cuda, "Event", Event)
+    unfinished: list[timing.Timed] = []
+    first = StepClock(torch.device("cuda", 0), unfinished)
+    for name in ("forward", "backward", "optimizer"):
+        with first.part(name):
+            pass
+    Event.passed = 5  # in the middle of the update
+    first.total()
+    assert first.seconds == {"forward": 1.0, "backward": 1.0}
+    second = StepClock(torch.device("cuda", 0), unfinished)
+    with second.part("forward"):
+        pass
+    Event.passed = 8
+    second.total()
+    assert second.seconds == {"optimizer": 1.0, "forward": 1.0}
+    assert unfinished == []
 
 
 def test_a_thread_that_waits_for_a_core_does_not_work(
