@@ -112,6 +112,14 @@ class Live:
         marks = zip(self._watched, *before, *now, strict=True)
         return next(name for name, *mark in marks if mark[:2] != mark[2:])
 
+    def last_items(self) -> dict[Tensor, int]:
+        """The number of the last item with something of a parameter, or of what the optimizer keeps of it."""
+        return {
+            place.parameter: number
+            for number, run in enumerate(self._runs)
+            for place in self._places[run.start : run.stop]
+        }
+
     def not_finite(self, number: int) -> str:
         """The tensor for which item `number` was given up: of a pack, the first piece that is not finite."""
         run, pack, floats = self._runs[number], self._packs.get(number), self.items[number].floats

@@ -20,6 +20,7 @@ from ..tiers.shardfile import Entry, Shard, TooManyTensors
 from .boundary import Boundary
 from .copier import Copier, HostMover, NonFinite
 from .decided import Copied, Late, Offered, Refused
+from .device.buckets import in_parts, update_in_parts
 from .device.copier import DeviceCopier
 from .device.side import Side, side_of
 from .drainwatch import DrainWatch
@@ -225,13 +226,22 @@ class Snapshots:
         """Tell whether a device waits for the copy, not the training thread, which sees its end after the update."""
         return self.side is not None
 
-    def hold(self) -> None:
-        """The update is next, and `finish` comes after it: the device is to wait with it until all is copied."""
-        if self.current is not None and isinstance(self.copier, DeviceCopier):
-            with self._judging:
-                self._check_constant()
-                self._held = True
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the update; a device that still copies waits with each part of it for what that changes.
+
+        Then `finish` comes after it; on the host it has come before.
+        """
+        if self.current is None or not isinstance(self.copier, DeviceCopier):
+            optimizer.step()
+            return
+        with self._judging:
+            self._check_constant()
+            self._held = True
+        if self.copier.hand_over_all() or not in_parts(optimizer):
             self.copier.hold()
+            optimizer.step()
+        else:
+            update_in_parts(optimizer, self.live.last_items(), self.copier.hold)
 
     def finish(self) -> int:
         """Wait for the snapshot under way; returns its bytes, 0 when there was none or this rank has `refused` it."""

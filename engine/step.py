@@ -104,7 +104,8 @@ def train_step(parts: Parts, context: Context, progress: Progress, snapshots: Sn
         ended = _end(parts, context, snapshots, agreed)
     faults.point("update.before", step)
     lr = learning_rate(step, parts.spec.training.optimizer.lr, parts.spec.training.scheduler, parts.spec.max_steps)
-    norm, updated = _update(parts, context, lr, mean, step, snapshots, clock, scale)
+    with clock.part("optimizer"):
+        norm, updated = _update(parts, context, lr, mean, step, snapshots, scale)
     faults.point("update.after", step)
     if late:
         copied = _wait(snapshots, clock)
@@ -223,7 +224,6 @@ def _update(
     mean_loss: float,
     step: int,
     snapshots: Snapshots | None,
-    clock: StepClock,
     scale: LossScale | None,
 ) -> tuple[float | None, bool]:
     """Clip and update, unless that would write something that is not a number into the weights.
@@ -231,23 +231,21 @@ def _update(
     With a scaled loss the update is left out then, and the scale lowered if it may be to blame. Returns the norm of the
     gradients, None where it is not finite, and whether there was an update.
     """
-    with clock.part("optimizer"):
-        norm = _clipped(parts, context, scale)
+    norm = _clipped(parts, context, scale)
     loss_finite = math.isfinite(mean_loss)
     finite = loss_finite and math.isfinite(norm)
     if not finite and (scale is None or scale.is_spent(loss_finite=loss_finite)):
         what = f"gradient norm is {norm}" if loss_finite else f"loss is {mean_loss}"
         raise TrainingDiverged(f"the {what} at step {step}; {_kept(snapshots)}")
-    if finite and snapshots is not None and snapshots.ends_after_update:
-        with clock.waiting("stall"):
-            snapshots.hold()  # who waits for the device from now on waits for the copy, so not before the norm is here
-    with clock.part("optimizer"):
-        if finite:
-            set_learning_rate(parts.optimizer, lr)
+    if finite:
+        set_learning_rate(parts.optimizer, lr)
+        if snapshots is not None:
+            snapshots.update(parts.optimizer)  # once it waits for copies, so does whoever waits for the device
+        else:
             parts.optimizer.step()
-            if parts.average is not None:
-                parts.average.follow()
-        parts.optimizer.zero_grad(set_to_none=True)
+        if parts.average is not None:
+            parts.average.follow()
+    parts.optimizer.zero_grad(set_to_none=True)
     if scale is not None:
         scale.update(finite=finite, loss_finite=loss_finite)
     return norm if math.isfinite(norm) else None, finite

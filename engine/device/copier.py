@@ -2,7 +2,8 @@
 
 What the training thread hands over for it are marks and waits, nothing that it waits for itself: the end of the update,
 which every copy follows; the begin of each window, which the slices of that window follow; before the next update, that
-it follows the last copy. On the device the windows lie where its own passes lie, however far ahead the thread is.
+each part of it follows the last copy of what it changes. So the windows lie where the device's own passes lie, however
+far ahead the thread is.
 
 No tensor that is copied is lost to torch's allocator meanwhile: slices on their way hold their source, and what the
 next update frees is given away on its own stream alone, where the copies are over by then.
@@ -70,7 +71,8 @@ class DeviceCopier:
         self._slices: Iterator[Slice] | None = None
         """What is to be handed over still."""
         self._flights: deque[Flight] = deque()
-        self._last: Mark | None = None
+        self._ends: list[Mark] = []
+        """Of the items: the last slice of each that was handed over."""
         self._budget = 0.0
         self._on_way_s = 0.0
         self._stopping = False
@@ -87,7 +89,7 @@ class DeviceCopier:
         """
         self.side.follow(self.side.computed())
         with self._handing:
-            self._slices, self._last = self._cut(items), None
+            self._slices, self._ends = self._cut(items), []
             self._budget = 0.0
             self._windows.clear()
         with self._changed:
@@ -106,14 +108,21 @@ class DeviceCopier:
         with self._changed:
             return self._items is not None
 
-    def hold(self) -> None:
-        """Let what is computed from now on, the update, follow all copies; those without a window are due now.
+    def hand_over_all(self) -> bool:
+        """An update is next: slices without a window are due now. Returns whether all have arrived already.
 
         What went wrong with a copy is raised by `finish`.
         """
         self._hand_over_all()
-        if self._last is not None:
-            self.side.hold(self._last)
+        return not self._ends or self._ends[-1].query()
+
+    def hold(self, item: int | None = None) -> None:
+        """Let what is computed from now on follow the copies of an item and all before it, None: of all.
+
+        All have been handed over; one that was given up is not waited for.
+        """
+        if self._ends:
+            self.side.hold(self._ends[-1 if item is None else min(item, len(self._ends) - 1)])
 
     def finish(self) -> None:
         """Wait until the copy is complete; raises what went wrong: NonFinite, or an error."""
@@ -168,9 +177,10 @@ class DeviceCopier:
                 if one.end > one.begin:
                     target = self._base + one.item.offset + one.begin
                     self.side.copy(one.source, one.item.begin + one.begin, one.end - one.begin, target)
-                self._last = self.side.copied()
-                self._flights.append(Flight(one, since, self._last))
-                since, self._budget = self._last, self._budget - (one.end - one.begin)
+                arrived = self.side.copied()
+                self._flights.append(Flight(one, since, arrived))
+                self._ends[one.number :] = [arrived]
+                since, self._budget = arrived, self._budget - (one.end - one.begin)
                 if one.end == one.item.nbytes and one.number == len(self._items or ()) - 1:
                     self._slices = None
                     return

@@ -30,6 +30,9 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Wait on this thread, without its core, until the device has got there."""
 
+    def query(self) -> bool:
+        """Tell whether it has."""
+
 
 class Side(Protocol):
     """A stream of copies beside that on which the calling thread has its work done.

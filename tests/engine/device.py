@@ -36,6 +36,9 @@ class TurnedMark(Mark):
     def synchronize(self) -> None:
         assert self.passed.wait(SOON_S), "the device never got there"
 
+    def query(self) -> bool:
+        return self.passed.is_set()
+
 
 Work = Callable[[], None] | TurnedMark
 """Something to do, or a mark to wait for."""

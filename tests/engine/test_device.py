@@ -60,6 +60,10 @@ class Copy:
         for tensor in self.tensors:
             self.bench.add(tensor, number)
 
+    def hold(self) -> None:
+        self.copier.hand_over_all()
+        self.copier.hold()
+
     @property
     def data(self) -> bytes:
         return bytes(self.target[: self.nbytes])
@@ -104,7 +108,7 @@ def test_updates_before_and_after_a_copy_leave_it_the_state_between_them(
         one.begin()
         for _ in range(windows):
             one.copier.grant(20)
-        one.copier.hold()
+        one.hold()
         one.add(100)
         bench.run(one.copier.finish)
         assert one.data == wanted(given, step)
@@ -119,7 +123,7 @@ def mixes(side: Side, copy: MakeCopy) -> bool:
     one.add(1)
     one.begin()
     one.copier.grant(100)
-    one.copier.hold()
+    one.hold()
     one.add(100)
     bench.run(one.copier.finish)
     return one.data != wanted(given, 1)
@@ -139,6 +143,24 @@ def test_without_its_waits_the_copy_would_be_a_mix(copy: MakeCopy) -> None:
     for side in (NoHold, NoFollow):
         assert any(mixes(side(seed), copy) for seed in range(10))
     assert not any(mixes(Turned(seed), copy) for seed in range(10))
+
+
+def test_a_part_of_an_update_waits_for_its_own_items_alone(copy: MakeCopy) -> None:
+    side = Turned()
+    one = copy(Bench(side), [torch.randn(4), torch.randn(12), torch.randn(4)], 16)
+    one.begin()
+    one.copier.grant(1000)
+    assert not one.copier.hand_over_all()
+    done: list[int] = []
+    for item in (0, 1, 2):
+        one.copier.hold(item)
+        side.compute(partial(done.append, item))
+    seen: dict[int, list[int]] = {}
+    while side.turn("compute") or side.turn("side"):
+        seen.setdefault(side.bytes_copied, []).extend(done)
+    updated = {copied: max(items, default=-1) for copied, items in seen.items()}
+    assert updated == {0: -1, 16: 0, 32: 0, 48: 0, 64: 1, 80: 2}
+    assert one.copier.hand_over_all(), "all have arrived"
 
 
 def soon(done: Callable[[], bool]) -> None:
@@ -173,6 +195,17 @@ def test_a_window_gets_its_bytes_where_it_lies_in_the_devices_work(copy: MakeCop
     assert one.digests == []
 
 
+def test_the_first_that_the_side_stream_gets_is_to_wait_for_the_update(copy: MakeCopy) -> None:
+    """Windows may be opened where something else is computed at the time."""
+    side = Turned()
+    one = copy(Bench(side), [torch.randn(4)])
+    one.add(1)
+    one.begin()
+    assert not side.turn("side")
+    side.turn_all("compute")
+    assert side.turn("side")
+
+
 def test_nothing_is_handed_over_before_a_window_opens(copy: MakeCopy) -> None:
     side = Turned()
     one = copy(Bench(side), [torch.randn(40)], 16)
@@ -191,9 +224,10 @@ def test_what_had_no_window_comes_after_all_passes_and_before_the_update(copy: M
     side = Turned()
     one = copy(Bench(side), [torch.randn(40)], 16)
     one.begin()
+    side.turn_all()
     done: list[str] = []
     side.compute(lambda: done.append("passes"))
-    one.copier.hold()
+    one.hold()
     side.compute(lambda: done.append("update"))
     side.turn_all("side")
     assert side.bytes_copied == 0
@@ -212,7 +246,7 @@ def test_to_hold_an_update_takes_no_turn_of_the_device(copy: MakeCopy) -> None:
     one.begin()
     for _ in range(5):
         one.copier.grant(100)
-    one.copier.hold()
+    one.hold()
     one.add(1)
     assert side._turns == 0
     assert one.copier.busy
@@ -223,7 +257,7 @@ def test_it_is_complete_when_the_last_slice_has_arrived_and_not_before(copy: Mak
     side = Turned()
     one = copy(Bench(side), [torch.randn(40), torch.randn(3)], 16)
     one.begin()
-    one.copier.hold()
+    one.hold()
     while side.bytes_copied < one.nbytes:
         side.turn()
         assert one.digests == []
@@ -242,7 +276,7 @@ def test_a_copy_that_fits_its_windows_is_complete_before_the_update(copy: MakeCo
     side.turn_until(lambda: not one.copier.busy)
     assert len(one.digests) == 1
     left = [list(stream) for stream in side.streams.values()]
-    one.copier.hold()
+    one.hold()
     side.turn_all()
     assert left == [[], []]
 
@@ -256,7 +290,7 @@ def test_small_tensors_are_put_together_after_the_update(bench: Bench, copy: Mak
         one.add(1)
         one.begin()
         one.copier.grant(1)
-        one.copier.hold()
+        one.hold()
         bench.run(one.copier.finish)
         assert one.data == wanted([given[0] + 1, given[1] + 1] if added == 2 else given, 1)
 
@@ -286,7 +320,7 @@ def test_a_copy_with_a_number_that_is_not_finite_is_given_up(bench: Bench, copy:
     bench.add(one.tensors[1], float("inf"))
     one.begin()
     one.copier.grant(50)
-    one.copier.hold()
+    one.hold()
     with pytest.raises(NonFinite) as caught:
         bench.run(one.copier.finish)
     assert caught.value.number == 1
@@ -304,7 +338,7 @@ def test_what_the_commit_raises_is_raised_by_finish_and_once(bench: Bench, copy:
         raise OSError(30, "Read-only file system")
 
     one.copier.begin(1, one.items, one.base, fail)
-    one.copier.hold()
+    one.hold()
     with pytest.raises(OSError, match="Read-only"):
         bench.run(one.copier.finish)
     one.copier.finish()
@@ -321,7 +355,7 @@ def test_a_device_that_refuses_work_is_told_of_by_finish(copy: MakeCopy, ahead: 
     one = copy(Bench(Broken()), [torch.randn(40)], 16)
     one.begin()
     if ahead:
-        one.copier.hold()
+        one.hold()
     else:
         one.copier.grant(1000)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -363,7 +397,7 @@ def test_a_slowed_channel_takes_that_many_times_as_long(copy: MakeCopy, monkeypa
     side = Turned()
     one = copy(Bench(side), [torch.randn(16)], 16)
     one.begin()
-    one.copier.hold()
+    one.hold()
     soon(lambda: len(side.streams["side"]) > 8)
     side.turn_all("compute")
     side.turn_all("side")
