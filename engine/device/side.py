@@ -159,7 +159,6 @@ def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def _check(error: int) -> None:
-    try:
-        torch.cuda.check_error(error)
-    except torch.cuda.CudaError as named:
-        raise PagesError(str(named)) from named
+    """torch's own check_error compares with a member of an enumeration, and so takes the number of success for none."""
+    if int(error) != 0:
+        raise PagesError(str(torch.cuda.CudaError(int(error))))
