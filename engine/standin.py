@@ -30,7 +30,10 @@ def stand_in(name: str, command: list[str]) -> NoReturn:
     link.connect(f"\0{name}")
 
     def forward(number: int, frame: FrameType | None) -> None:
-        link.send(bytes([number]))
+        try:  # noqa: SIM105  # contextlib is one more module to import
+            link.send(bytes([number]))
+        except OSError:  # the worker has ended; how, lies in the link and is yet to be read
+            pass
 
     folder = os.getcwd()  # noqa: PTH109  # pathlib takes as long to import as all the rest here
     surroundings = {as_bytes(key): as_bytes(value) for key, value in os.environ.items()}

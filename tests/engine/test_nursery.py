@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from dtrain.engine.forks import LENGTH, NurseryProcess
+from dtrain.engine.standin import FORKED, STATUS, receive
 from dtrain.engine.standin import __file__ as standin_file
 from dtrain.specs.load import load_spec
 
@@ -120,6 +121,28 @@ def test_a_worker_does_not_outlive_its_stand_in(nursery: NurseryProcess, tmp_pat
     process.kill()
     process.wait()
     wait(lambda: worker_of(nursery) is None, "the worker to end")
+
+
+def test_a_signal_that_comes_as_the_worker_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """The first of two workers to leave in good order has the agent end the other one, which has left by then, too."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        name = f"dtrain-test-{os.getpid()}"
+        listener.bind(f"\0{name}")
+        listener.listen()
+        with subprocess.Popen([sys.executable, "-I", "-S", standin_file, name], cwd=tmp_path) as process:
+            link, _ = listener.accept()
+            head, descriptors, _, _ = socket.recv_fds(link, LENGTH.size, 1)
+            os.close(descriptors[0])
+            receive(link, LENGTH.unpack(head)[0])
+            link.sendall(FORKED)
+            wait(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it waits for the end")
+            process.send_signal(signal.SIGSTOP)
+            wait(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it is stopped")
+            link.sendall(STATUS.pack(75 << 8))
+            link.close()
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(10) == 75
 
 
 def test_odd_visitors_are_sent_away(nursery: NurseryProcess) -> None:
