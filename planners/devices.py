@@ -67,10 +67,10 @@ OBJECT_COMMIT_S = 0.5
 PEER_CPU_S_PER_BYTE = 1.2 / GIB
 """Processor time of a node per byte of a copy that it sends (0.4 s per GiB were measured, by loopback) and of one that
 it takes in (0.8, digests included), together."""
-DRAIN_CPU_S_PER_BYTE = 0.5 / GIB
-"""Processor time of the drainer per byte: 0.23 to 0.26 s per GiB to check a snapshot, 0.21 to 0.27 s to write it past
-the page cache and read it back with its digest (measured on two cores of a virtual machine). Since then the check is
-made in the pass that reads back, and was not measured again: this is too much rather than too little."""
+DRAIN_CPU_S_PER_BYTE = 0.4 / GIB
+"""Processor time of the drainer per byte: written past the page cache, then read back with its digest and that of each
+tensor (measured on two busy cores of a virtual machine, for 256 MiB to 1 GiB: 0.35 to 0.46 s per GiB by
+`python -m tests.benchmarks.storage --mib 512 --blocks 5 --no-dcp`)."""
 
 LAYER_LAUNCH_S = {"cpu": (9e-4, 9e-4), "gpu": (2e-4, 4e-4)}
 """Assumed least time of one layer's forward and backward pass in eager mode: some thirty operators at 5 to 10 µs each

@@ -5,7 +5,8 @@
 One state of the given size lies in tmpfs. Each block does, in an order that turns from block to block:
 
     cp       cp of the file, fsync of file and folder, then one digest pass over the source
-    dtrain   what the drainer does: every slot byte checked, copied, fsynced, read back past the cache, committed
+    dtrain   what the drainer does: every slot byte checked, copied, fsynced, read back past the cache, committed;
+             also by the processor's time, for the planner (`planners/devices.py: DRAIN_CPU_S_PER_BYTE`)
     verify   `dtrain verify` of that checkpoint: every byte read past the cache
     DCP      torch.distributed.checkpoint.save of the same tensors, then fsync of what it wrote
 
@@ -108,17 +109,21 @@ def torch_state(memory: MemoryDir, record: SlotRecord) -> dict[str, Any]:
     return dict(load_file(memory.file_of(record)))
 
 
-def measure(options: argparse.Namespace, memory: MemoryDir, place: Path) -> dict[str, list[float]]:
+def measure(options: argparse.Namespace, memory: MemoryDir, place: Path) -> tuple[dict[str, list[float]], list[float]]:
+    """Seconds of each job, and the processor's of the drains."""
     record = fill(memory, options.mib)
     state = None if options.no_dcp else torch_state(memory, record)
     times: dict[str, list[float]] = {}
+    worked_s: list[float] = []
     for block in range(options.blocks + 1):  # the first warms up
         folder = place / f"block-{block}"
         folder.mkdir()
         tier = disk_tier(folder / "tier", RUN_ID).fenced()
 
         def drain(tier: Tier = tier) -> None:
+            began = time.process_time()
             tier.write(*gather(memory, [record]))
+            worked_s.append(time.process_time() - began)
 
         jobs: list[tuple[str, Callable[[], object]]] = [
             ("cp", lambda folder=folder: by_cp(memory.file_of(record), folder)),  # type: ignore[misc]
@@ -135,7 +140,7 @@ def measure(options: argparse.Namespace, memory: MemoryDir, place: Path) -> dict
         if block:
             times.setdefault("verify", []).append(seconds)
         shutil.rmtree(folder)
-    return times
+    return times, worked_s[1:]
 
 
 def quartiles(values: list[float]) -> str:
@@ -209,7 +214,7 @@ def main() -> None:
     memory = MemoryDir(Path(tempfile.mkdtemp(prefix="dtrain-bench-", dir=TMPFS)))
     place = Path(tempfile.mkdtemp(prefix="dtrain-bench-", dir=options.folder))
     try:
-        times = measure(options, memory, place)
+        times, worked_s = measure(options, memory, place)
         say(f"{options.mib} MiB from tmpfs to {options.folder}, {options.blocks} blocks; seconds, median (quartiles)")
         for name, values in times.items():
             say(f"  {name:7} {quartiles(values)}   {options.mib / statistics.median(values):7.0f} MiB/s")
@@ -217,6 +222,7 @@ def main() -> None:
             if name in times:
                 ratios = [ours / theirs for ours, theirs in zip(times["dtrain"], times[name], strict=True)]
                 say(f"  dtrain / {name}: {quartiles(ratios)}")
+        say(f"  processor time of dtrain, s per GiB: {quartiles([each * 1024 / options.mib for each in worked_s])}")
         commit, read, size = many_shards(place)
         say(f"manifest of 10,000 shards, {size / 2**20:.1f} MiB: commit {commit:.3f} s, read, checked {read:.3f} s")
         say(f"dtrain ls of 1,000 checkpoints, the whole command: {many_checkpoints(place, memory):.3f} s")
