@@ -8,18 +8,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from ..planners.layout import Cuts, largest_shard, layout_of
 from ..planners.machine import Measured
+from ..planners.mesh import mesh_of
 from ..planners.shards import Piece, TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
@@ -33,6 +39,7 @@ from .masters import lower, updated_by
 from .models.build import build_model, compute_loss, to_device
 from .optim import build_optimizer, clip_gradients
 from .parallel.own import cuts_of
+from .parallel.wrap import replicated
 from .precision import autocast
 from .state import infos, seed_everything
 from .trialcopy import trial
@@ -43,6 +50,8 @@ MOST_WINDOWS = 4
 """Passes of a step in which a copy is tried; a step that has more would take long, and tell no more."""
 COUNT, TIME, BESIDE = "count", "time", "beside"
 READY = "ready\n"
+PATIENCE = timedelta(minutes=5)
+"""For a worker that is to exchange gradients and does not come; what it dies of is told at once."""
 T = TypeVar("T")
 
 
@@ -80,13 +89,14 @@ def profile(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo]
     In a process of its own, as a worker is: with its threads, and its way to copy. Raises UserCodeError for what is
     wrong with the spec, or its data, and UserCodeFailed for what went wrong in its code.
     """
-    answer = _answer(spec, import_paths, TIME)
+    with tempfile.TemporaryDirectory(prefix="dtrain-profile-") as folder:
+        answer = _answer(spec, import_paths, TIME, meeting=f"{folder}/meeting")
     return *_found(answer), Measured(**answer["measured"])
 
 
-def _answer(spec: Spec, import_paths: tuple[str, ...], what: str) -> dict[str, Any]:
+def _answer(spec: Spec, import_paths: tuple[str, ...], what: str, **further: object) -> dict[str, Any]:
     """What a process says that has done `what`."""
-    process = _ask(spec, import_paths, what)
+    process = _ask(spec, import_paths, what, **further)
     try:
         output, said = process.communicate()
     finally:
@@ -107,8 +117,9 @@ def _found(answer: dict[str, Any]) -> tuple[list[TensorInfo], Cuts | None]:
     )
 
 
-def _ask(spec: Spec, import_paths: tuple[str, ...], what: str) -> subprocess.Popen[str]:
+def _ask(spec: Spec, import_paths: tuple[str, ...], what: str, **further: object) -> subprocess.Popen[str]:
     """Start this module as a process that does `what` for the spec."""
+    request = {"what": what, "spec": spec_to_json(spec), "import_paths": import_paths, **further}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "dtrain.engine.profile"],
         stdin=subprocess.PIPE,
@@ -120,7 +131,7 @@ def _ask(spec: Spec, import_paths: tuple[str, ...], what: str) -> subprocess.Pop
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it says why when it is asked for its answer
-        process.stdin.write(json.dumps({"what": what, "spec": spec_to_json(spec), "import_paths": import_paths}) + "\n")
+        process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
     return process
 
@@ -132,31 +143,35 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def measure(spec: Spec, import_paths: tuple[str, ...]) -> tuple[list[TensorInfo], Cuts | None, Measured]:
+def measure(spec: Spec, import_paths: tuple[str, ...], meeting: str) -> tuple[list[TensorInfo], Cuts | None, Measured]:
     """Run a few passes of one rank in this process and time them (medians, after a warm-up).
 
     On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory, and then its
-    shard is copied while it trains. The exchange of gradients is not timed.
+    shard is copied while it trains. Replicas on one node exchange their gradients, too, and meet by the file `meeting`;
+    else that is not timed.
     """
     device = pick_device(spec.cluster.device, 0)
-    with _neighbours(spec, import_paths) if device.type == "cpu" else contextlib.nullcontext() as ready:
-        rank = _Rank(spec, device)
+    with _neighbours(spec, import_paths, meeting) if device.type == "cpu" else contextlib.nullcontext() as others:
+        rank = _Rank(spec, device, others.meeting if others is not None else None)
         rank.warm_up()
-        if ready is not None:
-            ready()
+        if others is not None:
+            others.wait()
         steps = [rank.step() for _ in range(REPEATS)]
-        forward_s, backward_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
+        forward_s, backward_s, synced_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
         parameters, cuts = _parameters(rank.model), cuts_of(spec, rank.model)
         rate = None
         if spec.used_tiers and device.type == "cpu":
             rate = rank.copy_speed(largest_shard(layout_of(spec, parameters, cuts)), forward_s, backward_s)
-    return parameters, cuts, Measured(forward_s, backward_s, optimizer_s, channel_bytes_per_s=rate)
+    exchange_s = max(0.0, synced_s - backward_s) if rank.exchanges else None
+    measured = Measured(forward_s, backward_s, optimizer_s, channel_bytes_per_s=rate, exchange_s=exchange_s)
+    return parameters, cuts, measured
 
 
 class _Rank:
-    """One worker's model, optimizer and batch, without the others."""
+    """One worker's model, optimizer and batch."""
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
+    def __init__(self, spec: Spec, device: torch.device, meeting: str | None, rank: int = 0) -> None:
+        """Replicas of one node meet by the file `meeting`."""
         if device.type == "cpu":
             share_cores(spec.cluster.workers_per_node)
         seed_everything(spec.seed)
@@ -176,21 +191,36 @@ class _Rank:
         )
         with _told_as_theirs("reading the first batch"):
             self.batch = to_device(batches.get(0, 0), device)
+        self.wrapped: nn.Module = self.model
+        self.exchanges = meeting is not None and spec.cluster.nodes == 1 and mesh_of(spec).by_ddp
+        if self.exchanges:
+            assert meeting is not None
+            store, world = FileStore(meeting, spec.world_size), spec.world_size
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+            self.wrapped = replicated(self.model, spec)
 
     def warm_up(self) -> None:
         """Make the first step, in which code of the spec shows whether it works at all."""
         with _told_as_theirs("the model's first step"):
             self.step()
 
-    def step(self) -> tuple[float, float, float]:
-        """One pass and one update; returns the seconds of forward, backward and update.
+    def step(self) -> tuple[float, float, float, float]:
+        """Passes and one update; returns seconds of forward, backward, backward with the exchange, and update.
 
         As in training the gradients are already there, to be added to, and are clipped as part of the update.
         """
-        loss, forward_s = _timed(self._loss, self.device)
-        _, backward_s = _timed(loss.backward, self.device)
+        with self._apart():
+            loss, forward_s = _timed(self._loss, self.device)
+            _, backward_s = _timed(loss.backward, self.device)
+        synced_s = backward_s
+        if self.exchanges:
+            _, synced_s = _timed(self._loss().backward, self.device)
         _, optimizer_s = _timed(self._update, self.device)
-        return forward_s, backward_s, optimizer_s
+        return forward_s, backward_s, synced_s, optimizer_s
+
+    def _apart(self) -> contextlib.AbstractContextManager[None]:
+        """Around a pass after which no gradients are exchanged."""
+        return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else contextlib.nullcontext()
 
     def copy_speed(self, pieces: Sequence[Piece], forward_s: float, backward_s: float) -> float | None:
         """Bytes per second at which these pieces are copied in the windows of some steps; None where there are none."""
@@ -201,18 +231,19 @@ class _Rank:
             rates = []
             for _ in range(COPIES):
                 copy.begin()
-                for _ in range(windows):
-                    copy.copier.grant(copy.pace.forward_bytes)
-                    loss = self._loss()
-                    copy.copier.grant(copy.pace.backward_bytes)
-                    loss.backward()
+                for number in range(windows):
+                    with self._apart() if number < windows - 1 else contextlib.nullcontext():
+                        copy.copier.grant(copy.pace.forward_bytes)
+                        loss = self._loss()
+                        copy.copier.grant(copy.pace.backward_bytes)
+                        loss.backward()
                 rates.append(copy.finish())
                 self._update()
         return median(rates)
 
     def _loss(self) -> Tensor:
         with autocast(self.device, self.spec.training.precision):
-            return compute_loss(self.model, self.batch)
+            return compute_loss(self.wrapped, self.batch)
 
     def _update(self) -> None:
         clip_gradients(updated_by(self.optimizer, self.model), self.spec.training.max_grad_norm)
@@ -231,21 +262,31 @@ def _told_as_theirs(what: str) -> Iterator[None]:
         raise UserCodeFailed(told(error, f"{what} failed")) from error
 
 
-@contextlib.contextmanager
-def _neighbours(spec: Spec, import_paths: tuple[str, ...]) -> Iterator[Callable[[], None]]:
-    """Let the node's other workers compute in processes of their own; yields a function that waits until they do."""
-    others = [_ask(spec, import_paths, BESIDE) for _ in range(spec.cluster.workers_per_node - 1)]
+@dataclass(frozen=True)
+class _Neighbours:
+    """The node's other workers, in processes of their own."""
 
-    def wait() -> None:
-        for other in others:
+    processes: list[subprocess.Popen[str]]
+    meeting: str | None
+    """The file by which they meet the one that is timed; None: there are none."""
+
+    def wait(self) -> None:
+        """Until they compute."""
+        for other in self.processes:
             assert other.stdout is not None
             if READY not in iter(other.stdout.readline, ""):
                 raise UserCodeFailed(
                     f"a worker beside the one that is timed has failed: {other.communicate()[1].strip()}"
                 )
 
+
+@contextlib.contextmanager
+def _neighbours(spec: Spec, import_paths: tuple[str, ...], meeting: str) -> Iterator[_Neighbours]:
+    """Let the node's other workers compute."""
+    ranks = range(1, spec.cluster.workers_per_node)
+    others = [_ask(spec, import_paths, BESIDE, meeting=meeting, rank=rank) for rank in ranks]
     try:
-        yield wait
+        yield _Neighbours(others, meeting if others else None)
     finally:
         for other in others:
             _end(other)
@@ -267,9 +308,9 @@ def main() -> int:
     spec = spec_from_json(request["spec"])
     try:
         if request["what"] == BESIDE:
-            _compute_on(spec)
+            _compute_on(spec, request["meeting"], request["rank"])
         if request["what"] == TIME:
-            found, cuts, measured = measure(spec, tuple(request["import_paths"]))
+            found, cuts, measured = measure(spec, tuple(request["import_paths"]), request["meeting"])
         else:
             model, measured = _built(spec), None
             found, cuts = _parameters(model), cuts_of(spec, model)
@@ -285,15 +326,18 @@ def main() -> int:
     return 0
 
 
-def _compute_on(spec: Spec) -> NoReturn:
+def _compute_on(spec: Spec, meeting: str, rank: int) -> NoReturn:
     """Make steps until killed."""
-    rank = _Rank(spec, torch.device("cpu"))
-    rank.warm_up()
+    worker = _Rank(spec, torch.device("cpu"), meeting, rank)
+    worker.warm_up()
     sys.stdout.write(READY)
     sys.stdout.flush()
     while True:
-        rank.step()
+        worker.step()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without destructors: those of a process group may wait for the others, who are dead by now

@@ -39,9 +39,9 @@ def test_the_shard_of_a_rank_is_copied_in_as_many_turns_as_the_plan_counts(world
 
 
 def test_a_profile_times_the_channel_with_all_that_the_copier_does() -> None:
-    parameters, cuts, seen = measure(job_spec(), ())
+    parameters, cuts, seen = measure(job_spec(), (), "")
     assert cuts is None
     assert len(parameters) == 6
     assert seen.channel_bytes_per_s is not None
     assert min(seen.forward_s, seen.backward_s, seen.optimizer_s, seen.channel_bytes_per_s) > 0
-    assert measure(job_spec(tiers=[]), ())[2].channel_bytes_per_s is None, "nothing is stored"
+    assert measure(job_spec(tiers=[]), (), "")[2].channel_bytes_per_s is None, "nothing is stored"

@@ -1,5 +1,6 @@
 """People's own models and data: the same promises, and one clear line when their code fails."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -241,9 +242,11 @@ def test_divided_by_fsdp_it_is_killed_and_resumed_and_gathered_again(tmp_path: P
 
 def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
     assert job.do("plan", "spec.yaml").code == 0
-    ended = job.do("plan", "spec.yaml", "--profile")
+    ended = job.do("plan", "spec.yaml", "--profile", "--json")
     assert ended.code == 0, ended.said
-    assert "measured" in ended.said
+    rests_on = json.loads(ended.out)["assumptions"]
+    assert any(line.startswith("storage channel") and line.endswith("(measured)") for line in rests_on)
+    assert not any(line.startswith("gradients") for line in rests_on), "their exchange was timed, too"
     failing = job.do("plan", "spec.yaml", "--profile", "model.entry=zoo:late")
     assert failing.code == 70
     assert "the model's first step failed: KeyError: 'DTRAIN_ATTEMPT'" in failing.said
