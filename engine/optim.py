@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from ..planners.mesh import WITHIN_STAGE, Mesh
 from ..specs.models import AdamW, Scheduler, Sgd
 from .masters import MASTER, Groups, Masters
+from .neighbours import lay_side_by_side
 from .parallel.layout import cut_dims, local_of
 
 EMA = "ema"
@@ -45,6 +46,7 @@ def build_optimizer(
             for parameter in group["params"]:
                 kept = optimizer.state[parameter]
                 kept[EMA] = kept.get(MASTER, parameter).detach().clone()
+    lay_side_by_side(optimizer, model)
     return optimizer
 
 

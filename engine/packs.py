@@ -8,16 +8,23 @@ and a look at the numbers for each. To look whether one of them was written into
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..planners.shards import Piece
 
 TINY_BYTES = 256
 """Pieces that are smaller than this on average are gathered at the step boundary: it takes less than to watch them."""
+STRETCH_NUMBERS = 64
+"""Neighbours in memory are copied as one where that many numbers are: numpy takes as long to begin a copy."""
+
+Bytes = NDArray[np.uint8]
+Addresses = NDArray[np.int64]
 
 
 class Pack:
@@ -35,7 +42,7 @@ class Pack:
 
 
 class Gathered(Pack):
-    """Tiny pieces in host memory, put together without a line of code for each: every number has its address.
+    """Tiny pieces in host memory, put together without a line of code for each.
 
     That takes so little time that the training thread does it at the step boundary, and need not be watched.
     """
@@ -45,19 +52,53 @@ class Gathered(Pack):
         self.sources = list(sources)  # their memory is read, so it must stay
         self.together = _room_for(sources)
         width = self.together.element_size()
-        addresses = np.array([source.data_ptr() for source in sources], np.int64)
-        counts = np.array([source.numel() for source in sources], np.int64)
-        lowest = int(addresses[counts > 0].min())  # what holds nothing has no address
-        span = int((addresses + counts * width).max()) - lowest
-        unsigned = np.dtype(f"u{width}")
-        self._memory = np.frombuffer(memoryview((ctypes.c_char * span).from_address(lowest)), unsigned)
-        first = (addresses - lowest) // width
-        self._numbers = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        self._out = self.together.view(torch.uint8).numpy().view(unsigned)
+        sizes = np.array([source.numel() * width for source in sources], np.int64)
+        held = sizes > 0  # what holds nothing has no address
+        starts, sizes = _stretches(np.array([source.data_ptr() for source in sources], np.int64)[held], sizes[held])
+        out = self.together.view(torch.uint8).numpy()
+        if len(sizes) * STRETCH_NUMBERS * width <= sizes.sum():
+            self._gather = _copy_of(starts, sizes, out)
+        else:
+            self._gather = _take_of(starts, sizes, out.view(f"u{width}"))
 
     def fill(self) -> None:
         """Put them together as they are now."""
-        self._memory.take(self._numbers, out=self._out, mode="clip")
+        self._gather()
+
+
+def _stretches(starts: Addresses, sizes: Addresses) -> tuple[Addresses, Addresses]:
+    """Memory that is read in this order: what begins where the one before has ended is one with it."""
+    first = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + sizes[:-1]))
+    return starts[first], np.add.reduceat(sizes, first)
+
+
+def _copy_of(starts: Addresses, sizes: Addresses, out: Bytes) -> Callable[[], None]:
+    """A copy of a few stretches."""
+    ends = np.cumsum(sizes).tolist()
+    pairs = [
+        (out[end - size : end], np.frombuffer((ctypes.c_uint8 * size).from_address(start), np.uint8))
+        for start, size, end in zip(starts.tolist(), sizes.tolist(), ends, strict=True)
+    ]
+
+    def copy() -> None:
+        for target, source in pairs:
+            target[:] = source
+
+    return copy
+
+
+def _take_of(starts: Addresses, sizes: Addresses, out: NDArray[Any]) -> Callable[[], None]:
+    """A copy of many stretches by one call: every number has its address."""
+    width, lowest = out.itemsize, int(starts.min())
+    span = int((starts + sizes).max()) - lowest
+    memory = np.frombuffer(memoryview((ctypes.c_char * span).from_address(lowest)), out.dtype)
+    counts, first = sizes // width, (starts - lowest) // width
+    numbers = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+
+    def take() -> None:
+        memory.take(numbers, out=out, mode="clip")
+
+    return take
 
 
 def _room_for(sources: Sequence[Tensor]) -> Tensor:
