@@ -15,8 +15,6 @@ from dtrain.engine.state import TrainState
 class Mixed(nn.Module):
     """Small weights around a large one, one of another dtype, one that is a part of a buffer, one seen by an array."""
 
-    after: nn.ParameterList
-
     def __init__(self) -> None:
         super().__init__()
         self.before = nn.ParameterList(nn.Parameter(torch.randn(n)) for n in (5, 3, 0, 7))
@@ -45,6 +43,7 @@ def end_of(tensor: Tensor) -> int:
 def test_they_are_the_same_objects_with_the_same_bytes_and_lie_in_the_order_of_a_snapshot() -> None:
     given = state()
     model, kept = given.model, given.optimizer.state
+    assert isinstance(model, Mixed)
     objects, before = [list(kept[parameter].values()) for parameter in model.parameters()], content(given)
     lay_side_by_side(given.optimizer, given.model)
     assert content(given) == before
