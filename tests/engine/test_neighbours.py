@@ -8,8 +8,8 @@ from tests.engine.build import content, state_of
 from torch import Tensor, nn
 
 from dtrain.engine.neighbours import ALIGNMENT, lay_side_by_side
-from dtrain.planners.packing import SMALL_BYTES
 from dtrain.engine.state import TrainState
+from dtrain.planners.packing import SMALL_BYTES
 
 
 class Mixed(nn.Module):
