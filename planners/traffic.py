@@ -11,6 +11,7 @@ from .activations import cuts_sequence
 from .devices import Rates
 from .gpt import ELEMENT_BYTES
 from .layers import stages_of_rank, stages_per_rank
+from .layout import shared_by_ends
 from .mesh import DIMS, mesh_of
 from .sizes import Sizes
 from .workload import Workload
@@ -32,7 +33,7 @@ class Traffic:
     scatter_s: float = 0.0
     """Gradients divided, and summed over replicas, in one backward pass."""
     step_s: float = 0.0
-    """Once per step: a pipeline gathers and sums when all its passes have run."""
+    """Once per step: a pipeline gathers and sums, and adds up a tied embedding, when all its passes have run."""
     boundary_s: float = 0.0
     """Activations to the next stage, in each direction."""
     crossing_s: float = 0.0
@@ -92,9 +93,22 @@ def traffic(spec: Spec, rates: Rates, work: Workload | None, sizes: Sizes | None
     again = 2 if strategy.activation_checkpointing == "full" else 1
     crossing = links["tp"].crosses * (1 + again) * tensor + links["pp"].crosses * 2 * boundary
     if pp > 1:
-        return Traffic(tensor, step_s=2 * gather + summed, boundary_s=boundary, crossing_s=crossing)
+        step = 2 * gather + summed + _tied_ends_s(spec, sizes, links["pp"])
+        return Traffic(tensor, step_s=step, boundary_s=boundary, crossing_s=crossing)
     crossing += links["dp_shard"].crosses * 3 * gather + links["dp_replicate"].crosses * summed
     return Traffic(tensor, gather, gather + summed, crossing_s=crossing)
+
+
+def _tied_ends_s(spec: Spec, sizes: Sizes, over: Link) -> float:
+    """Return the time of the all-reduce of a tied embedding's gradients between the first and the last stage.
+
+    Each of the two ranks has vocab_size·d_model/(tp·dp_shard) of them, in the dtype of the weights; there is none where
+    the head is a matrix of its own (Narayanan et al. 2021, arXiv:2104.04473, section 5; `engine/parallel/ends.py`).
+    """
+    if not isinstance(spec.model, GptModel) or not shared_by_ends(spec):
+        return 0.0
+    numbers = spec.model.vocab_size * spec.model.d_model / (spec.strategy.tp * spec.strategy.dp_shard)
+    return 2 * ring_s(numbers * sizes.parameter_bytes / sizes.parameters, 2, over.bytes_per_s)
 
 
 def _layers(spec: Spec, model: GptModel, pp_rank: int = 0) -> int:

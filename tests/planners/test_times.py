@@ -28,6 +28,7 @@ from dtrain.planners.plan import make_plan
 from dtrain.planners.shards import TensorInfo
 from dtrain.planners.sizes import Sizes, count_sizes
 from dtrain.planners.times import exposed_exchange_s, ring_exchange_s, step_times, update_bytes
+from dtrain.planners.traffic import traffic
 from dtrain.planners.workload import sample_tokens, workload
 from dtrain.specs.models import GptModel, Spec
 
@@ -130,6 +131,24 @@ def test_the_workers_of_a_node_carry_the_ring_between_nodes_together(make_spec: 
         return rates(dgx, make_spec(cluster=cluster).cluster, "fp32").exchange_bytes_per_s
 
     assert (rate(1, 8), rate(4, 1), rate(4, 8), rate(2, 16)) == (300e9, 25e9, 200e9, 300e9)
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16-mixed", 4), ("bf16", 2)])
+def test_a_tied_embedding_over_a_pipeline_is_summed_by_its_two_ends_once_per_step(
+    make_spec: MakeSpec, dgx: Machine, precision: str, width: int
+) -> None:
+    def step_s(*, tied: bool, **strategy: int) -> float:
+        model = {"type": "gpt", "n_layers": 4, "d_model": 64, "n_heads": 4, "vocab_size": 1024, "tie_embeddings": tied}
+        cluster = {"workers_per_node": 8, "hardware": {"node_bandwidth": "1GB/s"}}
+        spec = make_spec(model=model, strategy=strategy, cluster=cluster, training={"precision": precision})
+        shared = make_spec(model={**model, "tie_embeddings": True}, training={"precision": precision})
+        return traffic(spec, rates(dgx, spec.cluster, precision), workload(spec), sizes_of(shared)).step_s
+
+    for strategy in ({"pp": 2, "tp": 2, "dp_shard": 2}, {"pp": 4, "tp": 2}, {"pp": 2, "dp_shard": 2}, {"pp": 4}):
+        cut = strategy.get("tp", 1) * strategy.get("dp_shard", 1)
+        difference = step_s(tied=True, **strategy) - step_s(tied=False, **strategy)
+        assert difference == pytest.approx(1024 * 64 * width / cut / 1e9)
+    assert step_s(tied=True, tp=2) == step_s(tied=False, tp=2)
 
 
 def test_figures_of_the_spec_win_over_measured_ones_and_those_over_the_table(
