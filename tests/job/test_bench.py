@@ -96,7 +96,10 @@ def test_a_rival_that_fails_on_one_rank_is_left_out_and_the_others_are_measured(
     assert_as_before(job, files)
 
 
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGINT, "SIGINT"), pytest.param(signal.SIGTERM, "SIGTERM", marks=pytest.mark.campaign)],
+)
 def test_a_stop_leaves_nothing(number: signal.Signals, words: str, job: Job) -> None:
     files = {path.name for path in job.folder.iterdir()}
     process = job.start(

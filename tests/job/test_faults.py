@@ -113,9 +113,10 @@ def test_other_ways_to_fail(kind: str, told: str, job: Job, oracle: Job) -> None
 WHOLE_JOB = [("copy.begin", 4), ("window.forward", 5), ("window.backward", 7), ("update.after", 8), ("copy.record", 10)]
 
 
-def test_the_whole_job_killed_and_resumed_again_and_again(job: Job, oracle: Job) -> None:
+@pytest.mark.parametrize("deaths", [WHOLE_JOB[1::2], pytest.param(WHOLE_JOB, marks=pytest.mark.campaign)])
+def test_the_whole_job_killed_and_resumed_again_and_again(deaths: list[tuple[str, int]], job: Job, oracle: Job) -> None:
     command: tuple[str, ...] = ("run", "spec.yaml")
-    for attempt, (point, step) in enumerate(WHOLE_JOB, 1):
+    for attempt, (point, step) in enumerate(deaths, 1):
         process = job.start(*command, fault=fail_at(0, step, point, kind="stop", attempt=attempt))
         wait(job.stopped, 60, f"the fault at {point}")
         job.kill_all()
@@ -124,7 +125,7 @@ def test_the_whole_job_killed_and_resumed_again_and_again(job: Job, oracle: Job)
     ended = job.do(*command)
     assert ended.code == 0, ended.said
     restored = {event["attempt"]: event for event in job.events("restored")}
-    for attempt, (point, step) in enumerate(WHOLE_JOB, 2):
+    for attempt, (point, step) in enumerate(deaths, 2):
         assert restored[attempt]["tier"] == "memory", point
         assert restored[attempt]["step"] >= step - 2, point
     assert_same(job, oracle)

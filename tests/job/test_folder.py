@@ -57,6 +57,7 @@ def test_a_folder_that_is_moved_takes_its_snapshots_along(job: Job, oracle: Job)
     job.assert_nothing_left()
 
 
+@pytest.mark.campaign
 def test_on_failure_stop_says_that_it_stops_and_never_that_it_restarts(job: Job) -> None:
     stop = "tiers=[{type: memory}, {type: disk, every: 1, on_failure: stop}]"
     fault = fail_at(None, 1, "drain.file", kind="eio", attempt=None)

@@ -258,8 +258,8 @@ def test_the_plan_counts_the_model_without_running_it(job: Job) -> None:
     ("entry", "code", "words", "step"),
     [
         ("zoo:nothing", 78, "zoo has no callable 'nothing'", 0),
-        ("no_zoo:mlp", 78, "no module 'no_zoo'", 0),
-        ("zoo:broken", 70, "ValueError: the layers do not fit", 0),
+        pytest.param("no_zoo:mlp", 78, "no module 'no_zoo'", 0, marks=pytest.mark.campaign),
+        pytest.param("zoo:broken", 70, "ValueError: the layers do not fit", 0, marks=pytest.mark.campaign),
         ("zoo:logits", 78, "must return its mean loss", 0),
         ("zoo:late", 70, "MemoryError: no room for the activations", 6),
         ("zoo:diverging", 70, "the loss is nan at step 8", 7),
@@ -292,7 +292,7 @@ def test_row_91_a_program_that_cannot_start_is_started_once_and_its_traceback_sh
     ("override", "seen"),
     [
         ("model.entry=zoo:holds_gil", "forward"),
-        ("dataset.entry=zoo:dozing", "__getitem__"),
+        pytest.param("dataset.entry=zoo:dozing", "__getitem__", marks=pytest.mark.campaign),
     ],
 )
 def test_however_a_rank_gets_stuck_it_is_named_with_its_stack(override: str, seen: str, job: Job, oracle: Job) -> None:

@@ -67,9 +67,12 @@ def test_row_18_a_used_folder_is_refused(oracle: Job) -> None:
     assert "dtrain resume" in ended.said
 
 
-def test_without_tiers_the_losses_are_the_same(job: Job, oracle: Job) -> None:
-    ended = job.do("run", "spec.yaml", "tiers=[]")
+def test_without_tiers_the_losses_are_the_same_and_json_is_one_document(job: Job, oracle: Job) -> None:
+    ended = job.do("run", "spec.yaml", "tiers=[]", "--json")
     assert ended.code == 0, ended.said
+    told = document(ended)
+    assert (told["status"], told["tokens_seen"]) == ("finished", STEPS * 16 * 32)
+    assert "step" in ended.err
     assert job.losses() == oracle.losses()
     assert job.digest() == oracle.digest()
     assert not (job.run.root / "checkpoints").exists()
@@ -194,7 +197,7 @@ def test_an_earlier_step_can_be_chosen(job: Job, oracle: Job) -> None:
     assert path.exists() or missing.code == 65
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.campaign)])
 def test_another_world_size_continues_the_same_state(world: int, job: Job, oracle: Job) -> None:
     shutil.copytree(oracle.run.root, job.run.root)
     ended = job.do(
@@ -205,14 +208,6 @@ def test_another_world_size_continues_the_same_state(world: int, job: Job, oracl
     assert restored["state_digest"] == document(oracle.do("inspect", "run@9", "--json"))["state_digest"]
     before, after = oracle.losses(), job.losses()
     assert after[10] == pytest.approx(before[10], rel=0.05)  # dropout draws differ, the samples do not
-
-
-def test_json_is_one_document(job: Job) -> None:
-    ended = job.do("run", "spec.yaml", "--json")
-    assert ended.code == 0
-    told = document(ended)
-    assert told["status"] == "finished"
-    assert "step" in ended.err
 
 
 def test_a_model_of_another_shape_is_refused_with_the_difference(job: Job, oracle: Job) -> None:
@@ -274,7 +269,9 @@ def test_a_lost_run_json_is_made_anew_from_the_checkpoints(job: Job, oracle: Job
     assert max(job.losses()) == 14
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.campaign), signal.SIGHUP]
+)
 def test_a_signal_before_the_first_step_says_so(number: signal.Signals, job: Job) -> None:
     process = job.start("run", "spec.yaml")
     time.sleep(0.6)

@@ -46,6 +46,7 @@ STRATEGIES = {
 USUAL = {"pipeline and replicas, interleaved"}
 """All others run with `make campaigns`, and are in the chain."""
 CHAIN = ["fsdp", "tensor", "pipeline", "tensor and fsdp", "ddp", "pipeline and tensor", "hybrid"]
+TIED = ["pipeline and fsdp", "tensor and replicas, tied", "pipeline of four, tied", "tensor and fsdp", "ddp"]
 BACK = [
     f"strategy.{key}" for key in ("dp_shard=1", "tp=1", "pp=1", "pp_schedule=1f1b", "activation_checkpointing=none")
 ]
@@ -117,10 +118,8 @@ def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     job.assert_nothing_left()
 
 
-def test_row_71_row_73_saved_by_any_it_is_resumed_by_any_other(
-    tmp_path: Path, alone: dict[bool, dict[int, float]]
-) -> None:
-    """Rows 71 and 73."""
+@pytest.mark.campaign
+def test_saved_by_any_it_is_resumed_by_any_other(tmp_path: Path, alone: dict[bool, dict[int, float]]) -> None:
     job = made(tmp_path / "job")
     with cleaned(job):
         ended = job.do("run", "spec.yaml", "max_steps=2")
@@ -136,20 +135,21 @@ def test_row_71_row_73_saved_by_any_it_is_resumed_by_any_other(
         job.assert_nothing_left()
 
 
-def test_row_64_an_embedding_tied_over_a_pipeline_is_stored_once_and_tied_again(
+def test_row_64_row_71_row_73_saved_by_any_with_a_tied_embedding_it_is_resumed_by_any_other(
     tmp_path: Path, alone: dict[bool, dict[int, float]]
 ) -> None:
-    """Row 64: with two copies in a pipeline, cut by FSDP2 or not, or one matrix, it is the same state."""
+    """With two copies in a pipeline, cut by FSDP2 or by tp or not, or one matrix, it is the same state, stored once."""
     job = made(tmp_path / "job")
     with cleaned(job):
-        ended = job.do("run", "spec.yaml", "max_steps=2", *STRATEGIES["pipeline and fsdp, tied"])
+        ended = job.do("run", "spec.yaml", "max_steps=2", "model.tie_embeddings=true")
         assert ended.code == 0, ended.said
-        for steps, name in enumerate(("tensor and replicas, tied", "pipeline of four, tied", "ddp"), 3):
-            ended = job.do("resume", "run", f"max_steps={steps}", *BACK, *STRATEGIES[name])
+        for steps, name in enumerate(TIED, 3):
+            ended = job.do("resume", "--from", "latest", "run", f"max_steps={steps}", *BACK, *STRATEGIES[name])
             assert ended.code == 0, (name, ended.said)
         assert_close(job, alone[True])
         stored = [event["state_digest"] for event in job.events("finished")]
         assert [event["state_digest"] for event in job.events("restored")] == stored[:-1]
+        assert len(set(stored)) == len(TIED) + 1
         for checkpoint in (job.run.root / "checkpoints").glob("step-*"):
             manifest = read(checkpoint / "manifest.json")
             assert manifest["ties"] == {"model.head.weight": "model.embedding.weight"}
