@@ -103,7 +103,7 @@ def _serve(
         deadline = time.monotonic() + spec.cluster.rejoin_timeout
         console.print(f"node {run.node} of {spec.cluster.nodes}: looking for node 0 at {endpoint}")
         try:
-            wait_for_host(endpoint, deadline)
+            wait_for_host(endpoint, deadline, lambda words: console.print(f"node {run.node}: {words}", soft_wrap=True))
         except NetworkError as error:
             if (step := finished_at(RunDir(run.root).events) or 0) < spec.max_steps:
                 raise

@@ -31,6 +31,8 @@ from .network import Endpoint, NetworkError, address_towards, listen, resolve
 POLL_S = 0.1
 STORE_TIMEOUT = timedelta(seconds=30)
 CONNECT_S = 1.0
+TELL_S = 5.0
+"""A node 0 that is started within this time is nothing to speak of."""
 START_KEY = "dtrain/start"
 FIRST_CONTACT_S = 3.0
 """Longest wait for a first word of node 0 that has the seal, where somebody writes over it."""
@@ -313,9 +315,12 @@ def open_store(endpoint: Endpoint, port: int | None = None) -> TCPStore:
     )
 
 
-def wait_for_host(endpoint: Endpoint, deadline: float) -> None:
-    """Wait until somebody listens at the rendezvous: torch's own attempts write into the terminal."""
-    started = time.monotonic()
+def wait_for_host(endpoint: Endpoint, deadline: float, say: Callable[[str], None] = lambda words: None) -> None:
+    """Wait until somebody listens at the rendezvous: torch's own attempts write into the terminal.
+
+    Why nobody is reached is said while there is still time to mend it: a mistyped name looks like a late node 0.
+    """
+    started, told = time.monotonic(), ""
     while True:
         try:
             _, where = resolve(endpoint.host, endpoint.port)
@@ -326,4 +331,7 @@ def wait_for_host(endpoint: Endpoint, deadline: float) -> None:
                 waited = time.monotonic() - started
                 words = f"nobody listens at the rendezvous {endpoint} ({error}; waited {waited:.0f} s)"
                 raise NetworkError(f"{words}: start node 0 there, with --node-rank 0") from error
+            if str(error) != told and time.monotonic() - started >= TELL_S:
+                told, left = str(error), deadline - time.monotonic()
+                say(f"not reached yet: {told}; tried for {left:.0f} s more (cluster.rejoin_timeout)")
         time.sleep(POLL_S)

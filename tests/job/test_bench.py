@@ -79,6 +79,7 @@ def test_every_method_is_measured_and_nothing_is_left(job: Job) -> None:
     assert_as_before(job, files)
 
 
+@pytest.mark.campaign
 def test_a_rival_that_fails_on_one_rank_is_left_out_and_the_others_are_measured(job: Job) -> None:
     (job.folder / "code.py").write_text(UNPICKLABLE)
     text = SPEC.replace(
