@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from .names import take_any_name
 from .signals import heed, rest
 
 
 def main() -> None:
     """One line for a person's mistake, an exit code for every end."""
-    take_any_name()
     heed()
+    from .names import take_any_name
     from .outlet import told
 
+    take_any_name()
     try:
         with told():
             from .commands import app
