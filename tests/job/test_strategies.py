@@ -46,7 +46,7 @@ STRATEGIES = {
 USUAL = {"pipeline and replicas, interleaved"}
 """All others run with `make campaigns`, and are in the chain."""
 CHAIN = ["fsdp", "tensor", "pipeline", "tensor and fsdp", "ddp", "pipeline and tensor", "hybrid"]
-TIED = ["pipeline and fsdp", "tensor and replicas, tied", "pipeline of four, tied", "tensor and fsdp", "ddp"]
+TIED = ["pipeline and fsdp, tied", "tensor and replicas, tied", "pipeline of four, tied", "tensor and fsdp", "ddp"]
 BACK = [
     f"strategy.{key}" for key in ("dp_shard=1", "tp=1", "pp=1", "pp_schedule=1f1b", "activation_checkpointing=none")
 ]
