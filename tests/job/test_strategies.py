@@ -1,12 +1,16 @@
 """Every way to spread a model over four workers: killed and resumed bit for bit, and resumed as any other."""
 
+import itertools
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.job.dtrain import Job, assert_same, cleaned
 
+from dtrain.specs.errors import SpecError
+from dtrain.specs.load import load_spec
 from dtrain.tiers.faults import fail_at
 from dtrain.tiers.jsonfile import read
 
@@ -42,6 +46,50 @@ STRATEGIES = {
     "pipeline and tensor, tied": ["strategy.pp=2", "strategy.tp=2", "model.tie_embeddings=true"],
     "pipeline of four, tied": ["strategy.pp=4", "model.tie_embeddings=true"],
     "pipeline and tensor": ["strategy.pp=2", "strategy.tp=2"],
+}
+DEGREES = ("dp_replicate", "dp_shard", "tp", "pp")
+MOST_WORKERS = 4
+Product = tuple[int, ...]
+
+
+def products() -> Iterator[Product]:
+    """Every product of degrees that so many workers can make."""
+    for product in itertools.product(range(1, MOST_WORKERS + 1), repeat=len(DEGREES)):
+        if math.prod(product) <= MOST_WORKERS:
+            yield product
+
+
+def degrees_of(words: list[str]) -> Product:
+    """What a way to spread the model comes to; replicas are all workers that the other degrees leave."""
+    given = dict(word.split("=", 1) for word in words)
+    workers = int(given.get("cluster.workers_per_node", MOST_WORKERS))
+    cuts = [int(given.get(f"strategy.{degree}", 1)) for degree in DEGREES[1:]]
+    return workers // math.prod(cuts), *cuts
+
+
+def words_of(product: Product) -> list[str]:
+    """Three workers with samples of their own need a batch that they can divide."""
+    batch = ["training.global_batch_size=12"] * (product[0] * product[1] == 3)
+    cuts = [f"strategy.{degree}={size}" for degree, size in zip(DEGREES, product, strict=True)]
+    return [f"cluster.workers_per_node={math.prod(product)}", *cuts, *batch]
+
+
+def is_accepted(product: Product) -> bool:
+    """Tell whether the spec takes a product: three workers cannot divide four heads."""
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "spec.yaml"
+        spec.write_text(SPEC.format(output_dir="runs/spread", steps=STEPS, text="python:stdlib"))
+        try:
+            load_spec(str(spec), words_of(product))
+        except SpecError:
+            return False
+    return True
+
+
+STRATEGIES |= {
+    " ".join(f"{degree} {size}" for degree, size in zip(DEGREES, product, strict=True)): words_of(product)
+    for product in products()
+    if product not in set(map(degrees_of, STRATEGIES.values())) and is_accepted(product)
 }
 USUAL = {"pipeline and replicas, interleaved"}
 """All others run with `make campaigns`, and are in the chain."""
@@ -98,6 +146,12 @@ def shards_of(job: Job) -> int:
     return max(stored.values())
 
 
+def test_no_product_that_four_workers_can_make_is_left_out() -> None:
+    refused = [product for product in products() if not is_accepted(product)]
+    assert refused == [(1, 1, 3, 1)]
+    assert set(map(degrees_of, STRATEGIES.values())) == set(products()) - set(refused)
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n not in USUAL)) for n in STRATEGIES])
 def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     name: str, spread: tuple[Job, Job], alone: dict[bool, dict[int, float]]
@@ -106,9 +160,11 @@ def test_killed_and_resumed_it_is_the_unbroken_run_and_agrees_with_one_worker(
     words = STRATEGIES[name]
     ended = unbroken.do("run", "spec.yaml", *words)
     assert ended.code == 0, ended.said
-    assert_close(unbroken, alone["model.tie_embeddings=true" in words])
+    if not any(word.startswith("training.global_batch_size=") for word in words):
+        assert_close(unbroken, alone["model.tie_embeddings=true" in words])
     assert shards_of(unbroken) == read(unbroken.run.plan)["model"]["state_bytes_per_rank"]
-    ended = job.do("run", "spec.yaml", *words, fault=fail_at(1, 4, "window.backward"))
+    last = math.prod(degrees_of(words)) - 1
+    ended = job.do("run", "spec.yaml", *words, fault=fail_at(min(1, last), 4, "window.backward"))
     assert ended.code == 0, ended.said
     assert_same(job, unbroken)
     (restored,) = job.events("restored")
