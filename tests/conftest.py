@@ -6,8 +6,8 @@ import signal
 
 from hypothesis import settings
 
-settings.register_profile("alike", derandomize=True, database=None)
-settings.register_profile("anew", print_blob=True)
+settings.register_profile("alike", derandomize=True, database=None, max_examples=50)
+settings.register_profile("anew", print_blob=True, max_examples=300)
 settings.load_profile("alike")
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; commands would inherit that, but no handler

@@ -71,7 +71,7 @@ def planned(values: Values, machine: Machine, keys: tuple[str, ...] = (), value:
     return make_plan(tiny(**values), machine)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(jobs())
 def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Values, Machine]) -> None:
     plan = planned(*job)
@@ -89,7 +89,7 @@ def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Val
             assert not any("a snapshot of every step" in other for other in better.changes), line
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(jobs(), st.one_of(st.floats(1.001, 4), st.floats(1.001, 1000)))
 def test_faster_hardware_and_a_larger_budget_never_mean_fewer_checkpoints(
     job: tuple[Values, Machine], factor: float
