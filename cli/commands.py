@@ -111,7 +111,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train from the first step; on several nodes the same command on each, with its --node-rank."""
-    stop_at_once()
+    stop_at_once(as_json)
     keep_going_without_output()
     words = [*(overrides or []), *_cluster(nodes, rendezvous)]
     if or_resume:
@@ -155,7 +155,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from a checkpoint; never starts from scratch."""
-    stop_at_once()
+    stop_at_once(as_json)
     keep_going_without_output()
     from .resume import resume as work
 
@@ -260,7 +260,7 @@ def bench(
     from .bench import Options
     from .bench import bench as work
 
-    stop_at_once()
+    stop_at_once(as_json)
     keep_going_without_output()
     raise typer.Exit(work(spec, overrides or [], Options(methods, blocks, steps_per_block, plot), as_json))
 

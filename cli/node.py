@@ -115,7 +115,7 @@ def _serve(
                 return _take_part(run, spec, spec_folder, nursery, line, console)
             except GivenUp as reason:
                 console.print(f"node {run.node}: {reason}; joining again")
-                stop_at_once()  # until it has joined
+                stop_at_once(as_json=console.stderr)  # until it has joined
 
 
 def _take_part(

@@ -43,7 +43,7 @@ def tidied(tidy: Callable[[], None]) -> Iterator[None]:
         tidy()
 
 
-def stop_at_once() -> None:
+def stop_at_once(as_json: bool = False) -> None:
     """Before training has begun nothing is lost by leaving: one line, and out. The launcher has its own handlers."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -51,7 +51,11 @@ def stop_at_once() -> None:
         for tidy in _at_leaving:
             with suppress(OSError):  # what cannot be taken away is no reason to stay
                 tidy()
-        os.write(2, f"stopped by {name} before the first step; nothing was stored\n".encode())
+        message = f"stopped by {name} before the first step; nothing was stored"
+        os.write(2, f"{message}\n".encode())
+        if as_json:
+            with suppress(OSError):
+                os.write(1, _document(Code.INTERRUPTED, message).encode())
         os._exit(Code.INTERRUPTED)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -123,6 +127,11 @@ def _unwinding() -> Iterator[None]:
 def _say(code: Code, message: str, as_json: bool, **details: Any) -> int:
     sys.stderr.write(f"{message}\n")
     if as_json:
-        document = {"status": "refused", "exit_code": int(code), "message": message, **details}
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(_document(code, message, **details))
     return code
+
+
+def _document(code: Code, message: str, **details: Any) -> str:
+    """What a command says with --json that has not done its work."""
+    status = "interrupted" if code == Code.INTERRUPTED else "refused"
+    return json.dumps({"status": status, "exit_code": int(code), "message": message, **details}) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -41,6 +42,12 @@ with tidied(MemoryDir(Path(folder)).remove_unneeded):
     if drawn == "signal":
         os.kill(os.getpid(), int(number))
 """
+DOCUMENT = """
+import os, signal
+from dtrain.cli.refusal import stop_at_once
+stop_at_once(as_json=True)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
 COMMANDS = ["validate", "plan", "ls", "inspect", "verify", "prune", "export"]
 
 
@@ -68,6 +75,13 @@ def test_ctrl_c_after_the_answer_changes_nothing(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "whole" in ended.stdout
+
+
+def test_stopped_before_the_first_step_a_command_still_gives_its_document() -> None:
+    ended = subprocess.run([sys.executable, "-c", DOCUMENT], capture_output=True, text=True, check=False, timeout=60)
+    message = "stopped by SIGTERM before the first step; nothing was stored"
+    assert (ended.returncode, ended.stderr) == (130, f"{message}\n")
+    assert json.loads(ended.stdout) == {"status": "interrupted", "exit_code": 130, "message": message}
 
 
 @pytest.mark.parametrize("way", ["signal", "end"])
