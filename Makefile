@@ -37,10 +37,10 @@ campaigns: $(VENV)/.installed
 	$(BIN)/python -m tests.campaigns.bit_flips --flips 10000 --seed 1
 	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1
 	$(BIN)/python -m tests.campaigns.faults --faults 200 --seed 1 --peer
-	$(BIN)/python -m tests.campaigns.soak --minutes 30 --seed 1
 	$(BIN)/python -m tests.campaigns.elastic --faults 40 --seed 1 --nodes 2:4
 	$(BIN)/python -m pytest --hypothesis-profile anew tests/planners tests/specs tests/tiers
 	$(BIN)/python -m pytest tests/job -m campaign
+	$(BIN)/python -m tests.campaigns.soak --minutes 30 --seed 1
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
