@@ -54,6 +54,7 @@ def figures(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
         _overhead(plan),
         Figure("snapshot_bytes", "snapshot, per rank", bytes_per_rank, median("snapshot_bytes"), human_bytes),
         *_settled(plan),
+        *_memory(state, plan),
     ]
 
 
@@ -78,6 +79,13 @@ def _settled(plan: Mapping[str, Any]) -> list[Figure]:
         return []
     rate, seen = _figure(_part(plan, "storage"), "bytes_per_s"), _figure(measured, "copy_bytes_per_s")
     return [Figure("copy_bytes_per_s", "copy, per second and rank", rate, seen, human_bytes)]
+
+
+def _memory(state: RunState, plan: Mapping[str, Any]) -> list[Figure]:
+    """What the rank with the most of it took of its device's memory: known at the end only."""
+    seen = None if state.finished is None else number(state.finished, "device_bytes_per_rank")
+    predicted = _figure(_part(plan, "memory"), "device_bytes_per_rank")
+    return [] if seen is None else [Figure("device_bytes", "memory of a rank, peak", predicted, seen, human_bytes)]
 
 
 def _part(plan: Mapping[str, Any], key: str) -> Mapping[str, Any]:

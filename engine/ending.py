@@ -83,7 +83,9 @@ class Ending:
                 f"{self.beyond.taken_over()}"
             )
             return self._outcome("failed", Code.MISSING_RESOURCE, message, result.state_digest, result.loss)
-        self._event("finished", step=result.step, steps=result.step, state_digest=result.state_digest, seconds=seconds)
+        memory = {} if result.device_bytes is None else {"device_bytes_per_rank": result.device_bytes}
+        said = {"steps": result.step, "state_digest": result.state_digest, "seconds": seconds, **memory}
+        self._event("finished", result.step, **said)
         lost = self.beyond.taken_over()
         self.memory.remove()
         message = f"finished {result.step} steps{lost}"

@@ -112,6 +112,8 @@ class Result:
     state_digest: str | None
     loss: float | None
     preempted: bool
+    device_bytes: int | None = None
+    """Peak of memory on the rank that took the most, as `footprint` counts it; None: not known."""
 
 
 def write_result(run: RunDir, attempt: int, result: Result) -> None:

@@ -27,6 +27,7 @@ from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
 from .evaluation import evaluate
 from .exchange import Exchange
+from .footprint import Footprint
 from .forks import die_with_parent
 from .job import Job, Result, read_job, take_error_back, write_error, write_result
 from .logstream import keep_going_without_log
@@ -78,6 +79,7 @@ class Worker:
         reporter = Reporter(
             self.run, self.job.attempt, active=context.rank == 0, slow_tier=slow.type if slow is not None else None
         )
+        footprint = Footprint(context.device)
         parts = assemble(self.spec, context)
         context.enter(Phase.RESTORING)
         restored = self._restore(parts, context, reporter)
@@ -85,6 +87,7 @@ class Worker:
         snapshots = self._snapshots(parts, context, restored)
         control = Control(self.spec, self.plan, self.run.plan, context, snapshots) if snapshots is not None else None
         self.stop.install()
+        footprint.begin()
         context.enter(Phase.FIRST_STEP)
         stop, loss = False, None
         try:
@@ -103,10 +106,11 @@ class Worker:
         preempted = self.progress.step < self.spec.max_steps
         if snapshots is not None:
             self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
+        (taken,) = context.worst_of_ranks([float(footprint.peak_bytes())])
         context.sign_off()
         digest = state_digest_of(parts.state, catalogue(parts.state, context), context)
         if context.rank == 0:
-            write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted))
+            write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted, int(taken) or None))
         leave(context, Code.PREEMPTED if preempted else Code.DONE)
 
     def _restore(self, parts: Parts, context: Context, reporter: Reporter) -> Version | None:

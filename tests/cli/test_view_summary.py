@@ -100,6 +100,16 @@ def test_the_text_has_the_same_numbers(tmp_path: Path) -> None:
     assert "medians over 17 steps" in text
 
 
+def test_memory_is_held_against_the_plan_once_the_run_has_told_it(tmp_path: Path) -> None:
+    state, plan = finished_state(tmp_path), PLAN | {"memory": {"device_bytes_per_rank": 100 * 2**20}}
+    assert "device_bytes" not in to_json(state, plan, {})["figures"]
+    state.take_event({"event": "finished", "attempt": 2, "step": 20, "device_bytes_per_rank": 110 * 2**20})
+    told = to_json(state, plan, {})["figures"]["device_bytes"]
+    assert told == pytest.approx({"predicted": 100 * 2**20, "measured": 110 * 2**20, "ratio": 1.1})
+    row = next(line for line in printed(state, plan, {}).splitlines() if line.startswith("memory of a rank, peak "))
+    assert all(cell in row for cell in ("100.0 MiB", "110.0 MiB", "1.10x")), row
+
+
 @pytest.mark.parametrize("plan", [{}, {"iteration": None, "expected": {"overhead": None}}, {"model": 3}])
 def test_what_the_plan_does_not_say_is_not_made_up(tmp_path: Path, plan: dict[str, Any]) -> None:
     state = finished_state(tmp_path)
