@@ -106,11 +106,12 @@ class Worker:
         preempted = self.progress.step < self.spec.max_steps
         if snapshots is not None:
             self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
-        (taken,) = context.worst_of_ranks([float(footprint.peak_bytes())])
+        taken = int(context.worst_of_ranks([float(footprint.peak_bytes())])[0])
         context.sign_off()
         digest = state_digest_of(parts.state, catalogue(parts.state, context), context)
         if context.rank == 0:
-            write_result(self.run, self.job.attempt, Result(self.progress.step, digest, loss, preempted, int(taken) or None))
+            result = Result(self.progress.step, digest, loss, preempted, taken or None)
+            write_result(self.run, self.job.attempt, result)
         leave(context, Code.PREEMPTED if preempted else Code.DONE)
 
     def _restore(self, parts: Parts, context: Context, reporter: Reporter) -> Version | None:
