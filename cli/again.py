@@ -7,17 +7,17 @@ from pathlib import Path
 from ..specs.codes import Code
 from ..specs.load import load_spec
 from ..specs.models import Spec
-from ..tiers.jsonfile import read_lines
-from ..tiers.layout import RunDir
-from ..tiers.lineage import holdings, remembered
-from ..tiers.memory import memory_dir
-from ..tiers.places import slow_tiers
+from ..tiers.format.jsonfile import read_lines
+from ..tiers.format.layout import RunDir
+from ..tiers.memory.slots import memory_dir
+from ..tiers.reading.lineage import holdings, remembered
+from ..tiers.reading.places import slow_tiers
 from .choose import LATEST
 from .folder import check_folder
-from .refusal import Refused, guarded
 from .resume import Wanted, go_on, meant_by
 from .run import begin
 from .scheduler import surroundings
+from .terminal.refusal import Refused, guarded
 from .token import given_seal
 from .train import absolute, ranks_of
 

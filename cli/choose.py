@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.layout import RunDir, parse_version
-from ..tiers.places import place_of
-from ..tiers.recovery import Candidate, candidate_of
-from ..tiers.store import Place
+from ..tiers.format.layout import RunDir, parse_version
+from ..tiers.reading.places import place_of
+from ..tiers.reading.recovery import Candidate, candidate_of
+from ..tiers.stores.store import Place
 from ..tiers.tier import Rejected, Tier, disk_tier, open_tier
-from .refusal import Refused
+from .terminal.refusal import Refused
 
 LATEST = "latest"
 

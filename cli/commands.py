@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from .epilogs import epilog
-from .outlet import keep_going_without_output
-from .refusal import stop_at_once
+from .launch.targets import Starter
+from .terminal.epilogs import epilog
+from .terminal.outlet import keep_going_without_output
+from .terminal.refusal import stop_at_once
 
 app = typer.Typer(
     name="dtrain",
@@ -42,14 +43,6 @@ TokenFile = Annotated[
 Target = Annotated[
     str, typer.Argument(metavar="RUN_DIR[@STEP]", help="A run (its folder or spec), a step of it, or one checkpoint.")
 ]
-
-
-class Starter(StrEnum):
-    """What `dtrain launch` writes for."""
-
-    SLURM = "slurm"
-    K8S = "k8s"
-    SSH = "ssh"
 
 
 class TierType(StrEnum):
@@ -92,7 +85,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Print what will be stored when, what it costs and what it survives; runs nothing."""
-    from .plan import plan as work
+    from .plan.command import plan as work
 
     raise typer.Exit(work(spec, overrides or [], as_json, profile))
 
@@ -177,7 +170,7 @@ def list_checkpoints(
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run in all tiers."""
-    from .ls import ls as work
+    from .checkpoints.ls import ls as work
 
     raise typer.Exit(work(run_dir, as_json))
 
@@ -185,7 +178,7 @@ def list_checkpoints(
 @app.command(epilog=epilog("inspect"))
 def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
     """Show what is in a checkpoint."""
-    from .inspect import inspect as work
+    from .checkpoints.inspect import inspect as work
 
     raise typer.Exit(work(target, as_json, tier))
 
@@ -193,7 +186,7 @@ def inspect(target: Target, tier: WhichTier = None, as_json: Json = False) -> No
 @app.command(epilog=epilog("verify"))
 def verify(target: Target, tier: WhichTier = None, as_json: Json = False) -> None:
     """Read every byte of every checkpoint and check its digests."""
-    from .verify import verify as work
+    from .checkpoints.verify import verify as work
 
     raise typer.Exit(work(target, as_json, tier))
 
@@ -213,8 +206,8 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old checkpoints by rule; never the last good one."""
-    from .prune import Wanted
-    from .prune import prune as work
+    from .checkpoints.prune import Wanted
+    from .checkpoints.prune import prune as work
 
     raise typer.Exit(work(run_dir, Wanted(keep, keep_every, tier, dry_run), as_json))
 
@@ -231,7 +224,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face folder."""
-    from .export import export as work
+    from .checkpoints.export import export as work
 
     raise typer.Exit(work(target, out_dir, max_shard, as_json, tier, ema=ema))
 
@@ -257,8 +250,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure what storing every step costs here, beside torch.save and DCP."""
-    from .bench import Options
-    from .bench import bench as work
+    from .bench.command import Options
+    from .bench.command import bench as work
 
     stop_at_once(as_json)
     keep_going_without_output()
@@ -299,8 +292,8 @@ def launch(
     ] = None,
 ) -> None:
     """Print what starts the job on several nodes: a script for Slurm or ssh, or YAML for Kubernetes."""
-    from .launch import launch as work
-    from .launch_job import Wanted
+    from .launch.command import launch as work
+    from .launch.job import Wanted
 
     wanted = Wanted(nodes, time, partition, gpus_per_node, cpus_per_node, image, claim, hostfile, port)
     raise typer.Exit(work(spec, overrides or [], to, wanted, output))

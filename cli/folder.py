@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 
 from ..specs.codes import Code
-from ..tiers.access import nearest, unusable
-from ..tiers.layout import RunDir
-from .refusal import Refused
+from ..tiers.format.layout import RunDir
+from ..tiers.stores.access import nearest, unusable
+from .terminal.refusal import Refused
 
 _WRONG_PATH = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that no right and no room would mend."""

@@ -11,12 +11,12 @@ from typing import Any
 from .. import __version__
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.jsonfile import dumps, read, replace
-from ..tiers.layout import RunDir
-from ..tiers.lineage import Holding, holdings, remembered
-from ..tiers.memory import memory_dir
+from ..tiers.format.jsonfile import dumps, read, replace
+from ..tiers.format.layout import RunDir
+from ..tiers.memory.slots import memory_dir
+from ..tiers.reading.lineage import Holding, holdings, remembered
 from ..tiers.tier import Tier
-from .refusal import Refused
+from .terminal.refusal import Refused
 
 
 def fresh_identity(run: RunDir, spec: Spec, spec_folder: Path) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .signals import heed, rest
+from .terminal.signals import heed, rest
 
 
 def main() -> None:
     """One line for a person's mistake, an exit code for every end."""
     heed()
-    from .names import take_any_name
-    from .outlet import told
+    from .terminal.names import take_any_name
+    from .terminal.outlet import told
 
     take_any_name()
     try:

@@ -16,22 +16,22 @@ from rich.console import Console
 
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.heartbeat import end_workers
-from ..tiers.jsonfile import dumps, finished_at, replace
-from ..tiers.layout import RunDir
+from ..tiers.format.jsonfile import dumps, finished_at, replace
+from ..tiers.format.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
-from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
-from ..tiers.seal import Seal
+from ..tiers.memory.heartbeat import end_workers
+from ..tiers.memory.slots import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
+from ..tiers.peers.seal import Seal
 from .folder import make_folder
-from .refusal import Refused, stop_at_once, tidied
 from .scheduler import Surroundings, endpoint_of, meeting_point
+from .terminal.refusal import Refused, stop_at_once, tidied
 from .token import shared_seal
 from .train import import_paths_of, locked, nursery_of, ranks_of, talk, write_down
 
 if TYPE_CHECKING:
-    from ..engine.forks import NurseryProcess
-    from ..engine.lane import Message
-    from ..engine.line import Line
+    from ..engine.attempt.forks import NurseryProcess
+    from ..engine.network.lane import Message
+    from ..engine.network.line import Line
     from ..engine.outcome import Outcome
 
 ORPHAN_S = 10.0
@@ -65,7 +65,7 @@ def place_of_this(spec: Spec, node_rank: int | None, around: Surroundings) -> in
 
 def join(spec: Spec, spec_folder: Path, node: int, as_json: bool, seal: Seal | None) -> Code:
     """Take part in a run that node 0 leads, until it ends. `seal` is of the token that was given, if one was."""
-    from ..engine.network import NetworkError
+    from ..engine.network.addresses import NetworkError
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
     console = talk(as_json)
@@ -91,10 +91,10 @@ def _serve(
 
     A node that was started again after the others had finished finds nobody: there is nothing left to do for it.
     """
-    from ..engine.hello import hello
-    from ..engine.line import Line, wait_for_host
     from ..engine.member import GivenUp
-    from ..engine.network import NetworkError, check_interfaces
+    from ..engine.network.addresses import NetworkError, check_interfaces
+    from ..engine.network.hello import hello
+    from ..engine.network.line import Line, wait_for_host
     from ..engine.outcome import Outcome
 
     endpoint = endpoint_of(spec)

@@ -17,23 +17,23 @@ from ..specs.difference import Change, changes, is_meant, other_training
 from ..specs.errors import SpecError
 from ..specs.load import load_spec, spec_from_json, spec_to_json
 from ..specs.models import Spec
-from ..tiers.heartbeat import end_workers
-from ..tiers.jsonfile import Unreadable, finished_at, read
-from ..tiers.layout import RunDir
+from ..tiers.format.jsonfile import Unreadable, finished_at, read
+from ..tiers.format.layout import RunDir
 from ..tiers.lock import FileLock, Locked
-from ..tiers.memory import memory_dir, owner_of
-from ..tiers.places import former_tiers, place_of, slow_tiers
-from ..tiers.recovery import Candidate, Found, find, open_candidate
-from ..tiers.seal import Seal
+from ..tiers.memory.heartbeat import end_workers
+from ..tiers.memory.slots import memory_dir, owner_of
+from ..tiers.peers.seal import Seal
+from ..tiers.reading.places import former_tiers, place_of, slow_tiers
+from ..tiers.reading.recovery import Candidate, Found, find, open_candidate
+from ..tiers.reading.whole import facts_of, read_whole
 from ..tiers.tier import Rejected, Tier
-from ..tiers.whole import facts_of, read_whole
 from .choose import LATEST, choose, named_place
 from .folder import check_folder, make_folder
 from .identity import stored_identity
 from .node import join, place_of_this
-from .refusal import Refused, guarded
 from .run import check_supported
 from .scheduler import Surroundings, surroundings, tell_place
+from .terminal.refusal import Refused, guarded
 from .token import given_seal
 from .train import Start, absolute, conclude, locked, ranks_of, talk, train
 

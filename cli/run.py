@@ -8,15 +8,15 @@ from ..specs.codes import Code
 from ..specs.datasets import TokenDataset
 from ..specs.load import load_spec
 from ..specs.models import Spec
-from ..tiers.jsonfile import read_lines
-from ..tiers.layout import RunDir
-from ..tiers.seal import Seal
+from ..tiers.format.jsonfile import read_lines
+from ..tiers.format.layout import RunDir
+from ..tiers.peers.seal import Seal
 from ..tiers.tier import disk_tier
 from .folder import make_folder
 from .identity import fresh_identity
 from .node import join, place_of_this
-from .refusal import Refused, guarded
 from .scheduler import Surroundings, surroundings, tell_place
+from .terminal.refusal import Refused, guarded
 from .token import given_seal
 from .train import Start, absolute, locked, talk, train
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from ..specs.codes import Code
 from ..specs.models import RENDEZVOUS_PATTERN, Spec
-from .refusal import Refused
+from .terminal.refusal import Refused
 
 if TYPE_CHECKING:
-    from ..engine.network import Endpoint
+    from ..engine.network.addresses import Endpoint
 
 FIRST_PORT, PORTS = 15000, 15000
 """Where the ports of Slurm's jobs are taken from: below those that Linux gives to outgoing connections (32768)."""
@@ -96,7 +96,7 @@ def meeting_point(spec: Spec) -> str | None:
 
 def endpoint_of(spec: Spec) -> Endpoint:
     """As `meeting_point`, of a run on several nodes."""
-    from ..engine.network import parse_endpoint
+    from ..engine.network.addresses import parse_endpoint
 
     found = meeting_point(spec)
     assert found is not None, "place_of_this has looked"

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from ..specs.codes import Code
-from ..tiers.layout import RunDir
-from ..tiers.seal import Seal
-from .refusal import Refused
+from ..tiers.format.layout import RunDir
+from ..tiers.peers.seal import Seal
+from .terminal.refusal import Refused
 
 TOKEN_VARIABLE = "DTRAIN_TOKEN"
 TOKEN_FILE = "token"

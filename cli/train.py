@@ -19,27 +19,27 @@ from ..specs.datasets import Dataset, PythonDataset, TokenDataset
 from ..specs.load import spec_to_json
 from ..specs.models import PythonModel, Spec
 from ..tiers.fence import Taken
-from ..tiers.jsonfile import Unreadable, append_event, read, replace
-from ..tiers.layout import RunDir
-from ..tiers.leftovers import sweep
-from ..tiers.lineage import highest_attempt, holdings, remembered
+from ..tiers.format.jsonfile import Unreadable, append_event, read, replace
+from ..tiers.format.layout import RunDir
 from ..tiers.lock import FileLock, FolderLock, Locked
-from ..tiers.memory import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
-from ..tiers.places import keep_former, slow_tiers
-from ..tiers.recovery import Candidate
-from ..tiers.seal import Seal
+from ..tiers.memory.leftovers import sweep
+from ..tiers.memory.slots import MemoryDir, MemoryTierError, memory_dir, open_memory_dir
+from ..tiers.peers.seal import Seal
+from ..tiers.reading.lineage import highest_attempt, holdings, remembered
+from ..tiers.reading.places import keep_former, slow_tiers
+from ..tiers.reading.recovery import Candidate
 from ..tiers.tier import Tier, disk_tier
 from .identity import keep_identity
-from .refusal import Refused, tidied
 from .scheduler import endpoint_of
+from .terminal.refusal import Refused, tidied
 from .token import own_seal
-from .view_format import human_percent, human_seconds
+from .view.format import human_percent, human_seconds
 
 if TYPE_CHECKING:
-    from ..engine.forks import NurseryProcess
-    from ..engine.line import Host
+    from ..engine.attempt.forks import NurseryProcess
+    from ..engine.network.line import Host
+    from ..engine.nodes.team import Team
     from ..engine.outcome import Outcome
-    from ..engine.team import Team
     from ..planners.plan import Plan
 
 
@@ -120,8 +120,8 @@ def conclude(
     run: RunDir, spec: Spec, info: dict[str, Any], newest: Candidate, digest: str, console: Console, as_json: bool
 ) -> Code:
     """All steps are done, but the run was cut off before it could say so: carry the last state to where it belongs."""
-    from ..engine.alone import Alone
     from ..engine.ending import Ending
+    from ..engine.nodes.alone import Alone
 
     plan = plan_of(spec, import_paths_of(spec, info))
     with own_places(run, spec, plan, info, console, fresh=False) as memory:
@@ -139,8 +139,8 @@ def _rendezvous(run: RunDir, spec: Spec, seal: Seal | None) -> Iterator[Host | N
         yield None
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what matters of the store's failures we say ourselves
-    from ..engine.line import Host
-    from ..engine.network import NetworkError, check_interfaces
+    from ..engine.network.addresses import NetworkError, check_interfaces
+    from ..engine.network.line import Host
 
     try:
         check_interfaces(spec)
@@ -155,9 +155,9 @@ def _team(
     host: Host, run: RunDir, spec: Spec, plan: Plan, memory: MemoryDir, run_id: str, used: int, start: Start
 ) -> Team:
     """The other nodes of the run."""
-    from ..engine.hello import hello
-    from ..engine.peers import peers_of
-    from ..engine.team import Team
+    from ..engine.network.hello import hello
+    from ..engine.nodes.team import Team
+    from ..engine.storage.peers import peers_of
 
     welcome = {"run_id": run_id, "fresh": start.fresh, "plan": plan.to_json()}
 
@@ -182,7 +182,7 @@ def nursery_of(spec: Spec) -> AbstractContextManager[NurseryProcess | None]:
 
     None where there is a GPU: a fork after CUDA's own libraries were loaded has never been tried.
     """
-    from ..engine.forks import NurseryProcess
+    from ..engine.attempt.forks import NurseryProcess
     from .machine import has_gpu
 
     return NurseryProcess(spec) if spec.cluster.device == "cpu" or not has_gpu() else nullcontext()
@@ -281,8 +281,8 @@ def _refuse_strangers(run: RunDir, spec: Spec, run_id: str, console: Console, *,
 
 def _watch(run: RunDir, spec: Spec, plan: Plan, work: Callable[[], Outcome], console: Console, as_json: bool) -> Code:
     """Do the work while the view follows the run's files; then the summary."""
-    from .summary import summary, to_json
-    from .view import RunView
+    from .view.follow import RunView
+    from .view.summary import summary, to_json
 
     described = plan.to_json()
     view = RunView(console, run.root, spec.max_steps, described)
@@ -328,7 +328,7 @@ def plan_of(spec: Spec, import_paths: tuple[str, ...]) -> Plan:
 def _going_on(run: RunDir, spec: Spec, plan: Plan) -> Plan:
     """The plan with what the run has measured so far; a plan that cannot be read is made anew, as on a first start."""
     from ..planners.plan import plan_from_json
-    from ..planners.resized import taking_along
+    from ..planners.running.resized import taking_along
 
     try:
         before = plan_from_json(read(run.plan))

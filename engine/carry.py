@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from ..tiers.layout import Version
-from ..tiers.memory import MemoryDir
+from ..tiers.format.layout import Version
+from ..tiers.memory.slots import MemoryDir
 from ..tiers.tier import Tier
-from .alone import ASK_S, Alone
-from .drain import DrainerProcess
+from .nodes.alone import ASK_S, Alone
+from .storage.drain import DrainerProcess
 
 DRAIN_TIMEOUT_S = 3600.0
 

@@ -10,20 +10,20 @@ from typing import Any
 from ..planners.plan import Plan
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.drainer import DrainJob
-from ..tiers.heartbeat import end_workers
-from ..tiers.jsonfile import append_event, read_lines
-from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir, follow_folder
-from ..tiers.places import place_of, slow_tiers
-from ..tiers.writer import TierJob
-from .agent import StopSignals
-from .alone import Alone, NodeMissing
+from ..tiers.drain.drainer import DrainJob
+from ..tiers.drain.writer import TierJob
+from ..tiers.format.jsonfile import append_event, read_lines
+from ..tiers.format.layout import RunDir, Version
+from ..tiers.memory.heartbeat import end_workers
+from ..tiers.memory.slots import MemoryDir, follow_folder
+from ..tiers.reading.places import place_of, slow_tiers
+from .attempt.agent import StopSignals
+from .attempt.verdict import Fault, RestartBudget
 from .carry import DRAIN_TIMEOUT_S, Carrier
-from .drain import DrainerProcess
 from .job import Result, read_error, read_result
+from .nodes.alone import Alone, NodeMissing
 from .outcome import Outcome, lower
-from .verdict import Fault, RestartBudget
+from .storage.drain import DrainerProcess
 from .whereabouts import Whereabouts
 
 INTERRUPT_DRAIN_S = 1.0

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..tiers.jsonfile import Unreadable, dumps, read, replace
-from ..tiers.layout import RunDir
-from ..tiers.memory import memory_dir
-from ..tiers.recovery import Candidate, candidate_from_json
+from ..tiers.format.jsonfile import Unreadable, dumps, read, replace
+from ..tiers.format.layout import RunDir
+from ..tiers.memory.slots import memory_dir
+from ..tiers.reading.recovery import Candidate, candidate_from_json
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from ..planners.plan import Plan, plan_from_json
-from ..planners.resized import taking_along
+from ..planners.running.resized import taking_along
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.heartbeat import DONE_STEP, read_heartbeats
-from ..tiers.journal import take_notes
-from ..tiers.jsonfile import Unreadable, dumps, read
-from ..tiers.jsonfile import replace as write
-from ..tiers.layout import RunDir
-from ..tiers.memory import MemoryDir
-from ..tiers.recovery import Candidate, find
-from .agent import Interrupted
-from .alone import Alone, NodeMissing, Verdict
+from ..tiers.format.journal import take_notes
+from ..tiers.format.jsonfile import Unreadable, dumps, read
+from ..tiers.format.jsonfile import replace as write
+from ..tiers.format.layout import RunDir
+from ..tiers.memory.heartbeat import DONE_STEP, read_heartbeats
+from ..tiers.memory.slots import MemoryDir
+from ..tiers.reading.recovery import Candidate, find
+from .attempt.agent import Interrupted
+from .attempt.forks import NurseryProcess
+from .attempt.reports import Report
+from .attempt.shift import Shifts
+from .attempt.stacks import last_stack
+from .attempt.verdict import Fault, RestartBudget, judge
 from .carry import DRAIN_TIMEOUT_S
 from .ending import Ending, drain_job, nothing_for_all
-from .forks import NurseryProcess
 from .job import Result, read_result
+from .nodes.alone import Alone, NodeMissing, Verdict
 from .outcome import Outcome
-from .reports import Report
-from .shift import Shifts
-from .stacks import last_stack
-from .verdict import Fault, RestartBudget, judge
 
 
 class Launcher(Ending):

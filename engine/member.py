@@ -12,29 +12,29 @@ from pathlib import Path
 from ..planners.plan import Plan, plan_from_json
 from ..specs.codes import Code
 from ..specs.models import Spec
-from ..tiers.agree import look, versions_from
-from ..tiers.heartbeat import end_workers
-from ..tiers.journal import take_notes
-from ..tiers.jsonfile import dumps
-from ..tiers.jsonfile import replace as write
-from ..tiers.layout import RunDir, Version
-from ..tiers.memory import MemoryDir
-from ..tiers.places import place_of, slow_tiers
-from ..tiers.recovery import MEMORY, PEER, Candidate, candidate_from_json
-from ..tiers.store import Place
-from .agent import Interrupted, Seat, StopSignals
-from .drain import DrainerProcess
+from ..tiers.format.journal import take_notes
+from ..tiers.format.jsonfile import dumps
+from ..tiers.format.jsonfile import replace as write
+from ..tiers.format.layout import RunDir, Version
+from ..tiers.memory.heartbeat import end_workers
+from ..tiers.memory.slots import MemoryDir
+from ..tiers.reading.agree import look, versions_from
+from ..tiers.reading.places import place_of, slow_tiers
+from ..tiers.reading.recovery import MEMORY, PEER, Candidate, candidate_from_json
+from ..tiers.stores.store import Place
+from .attempt.agent import Interrupted, Seat, StopSignals
+from .attempt.forks import NurseryProcess
+from .attempt.shift import Shifts
+from .attempt.supervise import Eyes, end_rank
 from .ending import DRAINER_PATIENCE_S, drain_job
-from .forks import NurseryProcess
-from .lane import Message
-from .line import Line
-from .network import LOOPBACK, interface_of, interfaces
+from .network.addresses import LOOPBACK, interface_of, interfaces
+from .network.lane import Message
+from .network.line import Line
+from .network.reach import Doors, door_from_json, unreachable
+from .nodes.team import GRACE_S
 from .outcome import Outcome
-from .peers import peers_of
-from .reach import Doors, door_from_json, unreachable
-from .shift import Shifts
-from .supervise import Eyes, end_rank
-from .team import GRACE_S
+from .storage.drain import DrainerProcess
+from .storage.peers import peers_of
 
 TURN_S = 0.02
 INTERRUPT_S = 5.0

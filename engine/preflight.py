@@ -10,10 +10,10 @@ import torch
 
 from ..planners.plan import Plan
 from ..specs.models import Spec
-from ..tiers.layout import RunDir
-from ..tiers.memory import PEER_SLOTS, SLOTS, TMPFS, MemoryDir
-from ..tiers.replicas import REPLICA_SLOTS
-from .room import check_room
+from ..tiers.format.layout import RunDir
+from ..tiers.memory.replicas import REPLICA_SLOTS
+from ..tiers.memory.slots import PEER_SLOTS, SLOTS, TMPFS, MemoryDir
+from .storage.room import check_room
 
 OWN_FILES, RANK_FILES = 8, 12
 """In memory: the folder, its owner, the drainer's files; the counter of a rank, and what it has of three slots."""

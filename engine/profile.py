@@ -23,26 +23,27 @@ from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from ..planners.layout import Cuts, largest_shard, layout_of
 from ..planners.machine import Measured
-from ..planners.mesh import mesh_of
-from ..planners.shards import Piece, TensorInfo
+from ..planners.sharding.layout import Cuts, largest_shard, layout_of
+from ..planners.sharding.mesh import mesh_of
+from ..planners.sharding.shards import Piece, TensorInfo
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
 from ..specs.models import Spec
-from .context import pick_device, share_cores
+from .attempt.forks import worker_environment
 from .data.build import Batches, build_data
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
-from .forks import LAUNCHER, die_with_parent, worker_environment
-from .masters import lower, updated_by
 from .models.build import build_model, compute_loss, to_device
-from .optim import build_optimizer, clip_gradients
+from .optim.masters import lower, updated_by
+from .optim.optimizers import build_optimizer, clip_gradients
+from .parallel.context import pick_device, share_cores
 from .parallel.own import cuts_of
+from .parallel.precision import autocast
 from .parallel.wrap import replicated
-from .precision import autocast
-from .state import infos, seed_everything
-from .trialcopy import trial
+from .process import LAUNCHER, die_with_parent
+from .snapshot.state import infos, seed_everything
+from .snapshot.trialcopy import trial
 
 REPEATS = 9
 COPIES = 5

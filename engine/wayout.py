@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ..tiers.heartbeat import Heartbeat
+from ..tiers.memory.heartbeat import Heartbeat
 
 LOOK_S = 0.5
 

@@ -14,32 +14,32 @@ from ..specs.codes import Code
 from ..specs.load import spec_digest, spec_from_json
 from ..specs.models import Spec
 from ..tiers import faults
-from ..tiers.access import NO_ROOM
-from ..tiers.heartbeat import Heartbeat, Phase
-from ..tiers.journal import leave_note, tell_losses
-from ..tiers.jsonfile import read
-from ..tiers.layout import Version
-from ..tiers.memory import PEER_SLOTS, SLOTS, MemoryDir
-from .catalogue import catalogue, check_ends, state_digest_of
-from .context import Context, StopFlag, join, leave, prepare_signals
-from .control import Control, beginning
+from ..tiers.format.journal import leave_note, tell_losses
+from ..tiers.format.jsonfile import read
+from ..tiers.format.layout import Version
+from ..tiers.memory.heartbeat import Heartbeat, Phase
+from ..tiers.memory.slots import PEER_SLOTS, SLOTS, MemoryDir
+from ..tiers.stores.access import NO_ROOM
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths
-from .evaluation import evaluate
-from .exchange import Exchange
 from .footprint import Footprint
-from .forks import die_with_parent
 from .job import Job, Result, read_job, take_error_back, write_error, write_result
 from .logstream import keep_going_without_log
-from .offers import Offers
-from .parts import Parts, assemble
-from .report import Reporter
-from .restore import NothingUsable, Restored, restore
-from .scaling import lacks_scale, scale_of
-from .slot import SlotError
-from .snapshot import Snapshots
-from .state import StateError
-from .step import Progress, TrainingDiverged, diverged, settle, train_step
+from .parallel.context import Context, StopFlag, join, leave, prepare_signals
+from .process import die_with_parent
+from .restore.catalogue import catalogue, check_ends, state_digest_of
+from .restore.exchange import Exchange
+from .restore.restore import NothingUsable, Restored, restore
+from .snapshot.offers import Offers
+from .snapshot.slot import SlotError
+from .snapshot.snapshots import Snapshots
+from .snapshot.state import StateError
+from .training.control import Control, beginning
+from .training.evaluation import evaluate
+from .training.parts import Parts, assemble
+from .training.report import Reporter
+from .training.scaling import lacks_scale, scale_of
+from .training.step import Progress, TrainingDiverged, diverged, settle, train_step
 from .wayout import WayOut
 
 OTHER_DATA = "dataset, held-out part or seed in the spec are not the checkpoint's"

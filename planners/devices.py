@@ -34,7 +34,7 @@ CPU_UPDATE_BYTES_PER_S = 10 * GIB
 """Assumed memory traffic of the update on a CPU (tried: 7.5 to 18 GiB/s)."""
 CPU_COPY_BYTES_PER_S = 11 * GIB
 """Assumed rate of one thread's copy past the caches into tmpfs pages that were touched before (0.09 s per GiB by
-`python -m tests.benchmarks.copier`, see engine/copier.py)."""
+`python -m tests.benchmarks.copier`, see engine/snapshot/copier.py)."""
 CPU_DIGEST_BYTES_PER_S = 26 * GIB
 """Assumed rate of the digest of what was just copied and is still in a core's cache (the same: 0.130 s per GiB with
 the copy)."""

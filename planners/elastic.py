@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..specs.models import Spec
-from .layout import Cuts
 from .machine import Machine, Measured
 from .memory import memory_warnings
 from .plan import Plan, make_plan
-from .shards import TensorInfo
+from .sharding.layout import Cuts
+from .sharding.shards import TensorInfo
 from .words import duration, listed
 
 SHOWN = 8

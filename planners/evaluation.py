@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from ..specs.datasets import PythonDataset
 from ..specs.models import Spec
+from .models.workload import Workload
 from .times import StepTimes
-from .workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

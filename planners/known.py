@@ -9,14 +9,14 @@ from ..specs.models import Spec
 from .costs import Cores, Costs, checkpoint_costs
 from .devices import CPU_COPY_BYTES_PER_S, Rates, rates, with_digest, with_folder, with_items
 from .evaluation import EvaluationPlan, plan_evaluation
-from .layers import stages_per_rank, windows_per_step
-from .layout import Cuts
 from .machine import Machine, Measured
-from .shards import TensorInfo
+from .models.workload import Workload, workload
+from .sharding.layers import stages_per_rank, windows_per_step
+from .sharding.layout import Cuts
+from .sharding.shards import TensorInfo
 from .sizes import Sizes, count_sizes
 from .times import StepTimes, step_times
 from .windows import StorageParameters, Windows, storage_parameters
-from .workload import Workload, workload
 
 LEAST_OF_LINK = 0.1
 """Assumed least part of its rate that the copy reaches on a link that is always busy: PCIe starves nobody."""

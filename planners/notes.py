@@ -11,12 +11,12 @@ from .costs import Costs
 from .document import Expected
 from .machine import Machine
 from .memory import MemoryNeed, memory_warnings
-from .placement import place
+from .models.workload import Workload
 from .schedule import keeps_up
+from .sharding.placement import place
 from .sizes import Sizes
 from .times import StepTimes
 from .words import duration, plural, shares
-from .workload import Workload
 
 
 def plan_assumptions(

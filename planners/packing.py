@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .shards import Piece
+from .sharding.shards import Piece
 
 SMALL_BYTES = 16 * 2**10
 """Pieces below are packed: their bytes are copied faster than Python calls a function for them."""

@@ -14,16 +14,16 @@ from .document import Expected, Iteration, ModelSize, Plan, Storage, TierPlan, T
 from .expected import KINDS, Before, Faults, Source, fault_rate, goodput, job_mtbf_s, lost_steps, recovery_s
 from .intervals import Interval
 from .known import Known, know
-from .layout import Cuts
 from .machine import Machine, Measured
 from .memory import REPLICA_SLOTS, SNAPSHOTS_KEPT, MemoryNeed, memory_need
-from .mesh import mesh_of
+from .models.workload import sample_tokens
 from .notes import plan_assumptions, plan_warnings
 from .remedies import changes, reasons
 from .schedule import SURVIVES, cost_per_step_s, files_each, held_at_most, peer_pace, source, tier_intervals
-from .shards import TensorInfo
+from .sharding.layout import Cuts
+from .sharding.mesh import mesh_of
+from .sharding.shards import TensorInfo
 from .sizes import device_parts
-from .workload import sample_tokens
 
 __all__ = ["Machine", "Measured", "Plan", "make_plan", "plan_from_json"]
 

@@ -12,8 +12,8 @@ from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
 from .known import Known
-from .layers import stages_per_rank
 from .schedule import cost_per_step_s, keeps_up, tier_intervals
+from .sharding.layers import stages_per_rank
 from .windows import FINISH_AT, StorageParameters, Windows
 from .words import UNITS, duration, plural, share, size, three_digits
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..specs.models import Spec
-from .activations import rank_activation_bytes
-from .gpt import parameter_count
-from .layout import Cuts, Layout, largest_shard, layout_of
 from .memory import DeviceParts
-from .mesh import DIMS, mesh_of
+from .models.activations import rank_activation_bytes
+from .models.gpt import parameter_count
+from .models.workload import Workload
 from .packing import items_of
-from .shards import TensorInfo, shard_bytes
-from .state import state_bytes, state_tensors
-from .workload import Workload
+from .sharding.layout import Cuts, Layout, largest_shard, layout_of
+from .sharding.mesh import DIMS, mesh_of
+from .sharding.shards import TensorInfo, shard_bytes
+from .sharding.state import state_bytes, state_tensors
 
 _UNIT = re.compile(r"^(.*?\.\d+)\.")
 """A layer: what has a number in its name."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ..specs.models import AdamW, Spec
 from .devices import Rates
 from .machine import Measured
+from .models.workload import BACKWARD_TO_FORWARD, Workload
 from .sizes import Sizes
 from .traffic import Traffic, bubble_s, ring_s, share_of_passes, traffic
-from .workload import BACKWARD_TO_FORWARD, Workload
 
 
 @dataclass(frozen=True, slots=True)

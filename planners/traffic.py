@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 from ..specs.models import GptModel, Spec
-from . import gpt
-from .activations import cuts_sequence
 from .devices import Rates
-from .gpt import ELEMENT_BYTES
-from .layers import stages_of_rank, stages_per_rank
-from .layout import shared_by_ends
-from .mesh import DIMS, mesh_of
+from .models import gpt
+from .models.activations import cuts_sequence
+from .models.gpt import ELEMENT_BYTES
+from .models.workload import Workload
+from .sharding.layers import stages_of_rank, stages_per_rank
+from .sharding.layout import shared_by_ends
+from .sharding.mesh import DIMS, mesh_of
 from .sizes import Sizes
-from .workload import Workload
 
 REDUCES_PER_LAYER = 2
 """All-reduces of the activations in a layer's forward pass, and in its backward pass: after attention and after the

@@ -10,17 +10,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .checks.semantics import contradictions, not_finite
+from .checks.support import planned
+from .checks.wording import check
 from .errors import Problem, SpecError
-from .interpolate import expanded
 from .models import Spec
 from .overrides import applied, split
 from .overrides import label as name
-from .semantics import contradictions, not_finite
-from .support import planned
-from .syntax import UNSPACED
-from .tree import Finding, Items, Keys, Node, Scalar, dotted, find, from_values, located, plain
-from .wording import check
-from .yaml12 import MAX_BYTES, decode, parse
+from .text.interpolate import expanded
+from .text.syntax import UNSPACED
+from .text.tree import Finding, Items, Keys, Node, Scalar, dotted, find, from_values, located, plain
+from .text.yaml12 import MAX_BYTES, decode, parse
 
 MAX_PROBLEMS = 100
 """Most problems of one report."""

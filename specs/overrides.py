@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from .checks.outline import default_of
 from .errors import Problem, shown
 from .models import Spec
-from .outline import default_of
 from .secrets import masked
-from .tree import Entry, Items, KeyPath, Keys, Mark, Node, Scalar, dotted, from_values
-from .yaml12 import parse
+from .text.tree import Entry, Items, KeyPath, Keys, Mark, Node, Scalar, dotted, from_values
+from .text.yaml12 import parse
 
 _KEY = re.compile(r"[^.\[\]=\s]+(?:\.[^.\[\]=\s]+|\[[0-9]{1,6}\])*")
 _PART = re.compile(r"\[([0-9]+)\]|([^.\[\]]+)")

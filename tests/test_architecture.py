@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_arrows_only_go_down(room: str) -> None:
             parts = name.split(".")
             if parts[0] == "dtrain" and len(parts) > 1 and parts[1] in MAY_IMPORT and parts[1] != room:
                 assert parts[1] in MAY_IMPORT[room], f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_the_folders_of_a_room_do_not_need_each_other_in_circles(room: str) -> None:
+    """Files that lie above the folders put them together, so these may need any of them."""
+    needs: dict[str, set[str]] = {}
+    for path in files(room):
+        folder, *inside = path.relative_to(ROOT / room).parts
+        if inside:
+            named = (name.split(".")[2] for name, _ in imports(path) if name.startswith(f"dtrain.{room}."))
+            needs.setdefault(folder, set()).update(other for other in named if (ROOT / room / other).is_dir())
+    for folder, others in needs.items():
+        others.discard(folder)
+    assert list(TopologicalSorter(needs).static_order())
 
 
 @pytest.mark.parametrize("room", ["specs", "tiers", "planners"])

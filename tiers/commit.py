@@ -18,10 +18,11 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from . import faults, files
-from .jsonfile import Unreadable, dumps
-from .layout import INTENT, MANIFEST, Version, is_note, is_ours, staging_name, trash_name, unfinished
-from .store import Store
+from . import faults
+from .format import files
+from .format.jsonfile import Unreadable, dumps
+from .format.layout import INTENT, MANIFEST, Version, is_note, is_ours, staging_name, trash_name, unfinished
+from .stores.store import Store
 
 _MAX_NOTE = 4 * 2**20  # names of some hundred thousand shards
 _TOKEN = secrets.token_hex(8)

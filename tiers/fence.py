@@ -32,11 +32,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .directory import DirectoryStore
-from .files import final_name
-from .jsonfile import Unreadable, dumps, read
-from .layout import RunDir
-from .store import Store, StoreError
+from .format.files import final_name
+from .format.jsonfile import Unreadable, dumps, read
+from .format.layout import RunDir
+from .stores.directory import DirectoryStore
+from .stores.store import Store, StoreError
 
 FOLDER = ".fence"
 _CLAIM = re.compile(r"epoch-(\d{10})\.json")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from .jsonfile import Unreadable, dumps, read
+from .format.jsonfile import Unreadable, dumps, read
 
 NAMING_S = 0.5
 """Longest wait for a holder to write its name; one on another host, over a shared disk, is not looked up."""

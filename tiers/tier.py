@@ -16,15 +16,15 @@ from typing import Any
 
 from . import faults
 from .commit import Commit, clean, commit_of, is_somebodys, strangers
-from .directory import DirectoryStore
 from .fence import Fence, Fenced, Taken, claim, refuse_copy, refuse_other
-from .gather import Part, Unread
-from .jsonfile import Unreadable
-from .layout import MANIFEST, Version, parse_version, staging_name, unfinished
+from .format.jsonfile import Unreadable
+from .format.layout import MANIFEST, Version, parse_version, staging_name, unfinished
+from .format.manifest import MAX_BYTES, Manifest, ShardFile, parse_manifest
 from .lock import FolderLock
-from .manifest import MAX_BYTES, Manifest, ShardFile, parse_manifest
+from .memory.gather import Part, Unread
 from .retention import Rule
-from .store import Place, Progress, Store, StoreError, open_store
+from .stores.directory import DirectoryStore
+from .stores.store import Place, Progress, Store, StoreError, open_store
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .commit import ours
-from .files import final_name
-from .gather import Part
-from .jsonfile import Unreadable, dumps
-from .layout import Version, part_name, staging_name
-from .manifest import ShardFile, shard_file_from_json
-from .store import StoreError
+from .format.files import final_name
+from .format.jsonfile import Unreadable, dumps
+from .format.layout import Version, part_name, staging_name
+from .format.manifest import ShardFile, shard_file_from_json
+from .memory.gather import Part
+from .stores.store import StoreError
 from .tier import Checkpoint, Tier
 
 MAX_PART_BYTES = 64 * 2**20

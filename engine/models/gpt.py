@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...planners.mesh import ALONE, Mesh
-from ...planners.shards import TensorInfo
+from ...planners.sharding.mesh import ALONE, Mesh
+from ...planners.sharding.shards import TensorInfo
 from ...specs.models import GptModel
-from ..parallel.layout import held_of, local_of
+from ..layout import held_of, local_of
 from .draw import normal
 
 INIT_STD = 0.02

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 
-from ...planners.layout import EMBEDDING
-from ...planners.mesh import WITHIN_STAGE, Mesh
+from ...planners.sharding.layout import EMBEDDING
+from ...planners.sharding.mesh import WITHIN_STAGE, Mesh
 from ..models.gpt import GptPart
-from ..optim import settled
+from ..optim.optimizers import settled
 
 HEAD = "head.weight"
 

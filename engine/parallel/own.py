@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from ...planners.layers import runs_of_stages, stages_per_rank
-from ...planners.layout import Cuts
+from ...planners.sharding.layers import runs_of_stages, stages_per_rank
+from ...planners.sharding.layout import Cuts
 from ...specs.datasets import TokenDataset
 from ...specs.models import PythonModel, Spec
 from ..entry import UserCodeError, UserCodeFailed, call_entry, told

@@ -17,12 +17,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from ...planners.activations import cuts_sequence
-from ...planners.layers import layers_of_stages, stages_per_rank
+from ...planners.models.activations import cuts_sequence
+from ...planners.sharding.layers import layers_of_stages, stages_per_rank
 from ...specs.datasets import TokenDataset
 from ...specs.models import GptModel, Spec
 from ..models.gpt import Gpt, GptPart, next_token_loss
-from ..precision import PASS_DTYPES
+from .precision import PASS_DTYPES
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 

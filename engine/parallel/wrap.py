@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ...planners.activations import cuts_sequence
-from ...planners.layout import shared_by_ends
-from ...planners.mesh import Mesh
+from ...planners.models.activations import cuts_sequence
+from ...planners.sharding.layout import shared_by_ends
+from ...planners.sharding.mesh import Mesh
 from ...specs.models import PythonModel, Spec
 from ..models.gpt import Gpt, draw_weights, tie
 from . import pipeline, tensor

@@ -21,7 +21,7 @@ from tests.job.dtrain import finish, wait_for_step
 from tests.job.links import Links, made_links
 from tests.job.nodes import Cluster, cluster
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 LIMIT = ("rate", "100mbit", "burst", "256kb", "latency", "50ms")
 TIERS = "tiers=[{type: memory, every: 1}, {type: peer, every: EVERY, when_slow: SLOW}]"

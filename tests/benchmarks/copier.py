@@ -17,9 +17,9 @@ import time
 
 import torch
 
-from dtrain.engine.copier import Copier, HostMover, Item
-from dtrain.engine.finite import FLOATS, Floats
-from dtrain.engine.tunables import streaming
+from dtrain.engine.process import streaming
+from dtrain.engine.snapshot.copier import Copier, HostMover, Item
+from dtrain.engine.snapshot.finite import FLOATS, Floats
 
 PAIRS = 20
 

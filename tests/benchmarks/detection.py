@@ -28,7 +28,7 @@ from tests.job.dtrain import Job, cleaned, finish, wait, wait_for_step
 from tests.job.links import made_links
 from tests.job.nodes import Cluster, cluster
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 HEARTBEAT_S = 2.0
 CHANNELS = "cluster.channels={compute: {interface: comp0}, storage: {interface: stor0}}"

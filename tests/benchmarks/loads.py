@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from dtrain.engine.context import Context, StopFlag, join, leave
-from dtrain.engine.parts import Parts, assemble
-from dtrain.engine.step import Progress, train_step
+from dtrain.engine.parallel.context import Context, StopFlag, join, leave
+from dtrain.engine.training.parts import Parts, assemble
+from dtrain.engine.training.step import Progress, train_step
 from dtrain.specs.load import load_spec
-from dtrain.tiers.memory import TMPFS, MemoryDir
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
 
 from .ranks import FOLDER, start_ranks
 

@@ -25,14 +25,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from dtrain.engine.context import Context, StopFlag, join, leave
 from dtrain.engine.models.build import build_model
+from dtrain.engine.parallel.context import Context, StopFlag, join, leave
 from dtrain.engine.parallel.units import units
-from dtrain.engine.parts import Parts, assemble
-from dtrain.engine.step import Progress, train_step
+from dtrain.engine.training.parts import Parts, assemble
+from dtrain.engine.training.step import Progress, train_step
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import AdamW, Spec
-from dtrain.tiers.memory import TMPFS, MemoryDir
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
 
 from .memory_tier import SPEC, WARM_UP, spread, with_interval
 from .ranks import FOLDER, start_ranks

@@ -26,11 +26,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dtrain.engine.optim import build_optimizer, clip_gradients
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import TrainState
+from dtrain.engine.optim.optimizers import build_optimizer, clip_gradients
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.snapshot.state import TrainState
 from dtrain.specs.models import AdamW
-from dtrain.tiers.memory import TMPFS, MemoryDir
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
 
 WIDTH = 16
 WARM_UP = 2

@@ -19,13 +19,13 @@ import tempfile
 from pathlib import Path
 
 from dtrain.cli.machine import this_machine
-from dtrain.engine.context import StopFlag, join, leave
-from dtrain.engine.parts import assemble
-from dtrain.engine.step import Progress, train_step
+from dtrain.engine.parallel.context import StopFlag, join, leave
+from dtrain.engine.training.parts import assemble
+from dtrain.engine.training.step import Progress, train_step
 from dtrain.planners.plan import make_plan
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import Spec
-from dtrain.tiers.memory import TMPFS, MemoryDir
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
 
 from .ranks import FOLDER, start_ranks
 

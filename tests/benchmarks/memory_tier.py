@@ -24,22 +24,22 @@ from pathlib import Path
 import torch
 
 from dtrain.cli.machine import this_machine
-from dtrain.engine.context import Context, StopFlag, join, leave
-from dtrain.engine.drain import DrainerProcess
 from dtrain.engine.entry import add_import_paths
-from dtrain.engine.parts import Parts, assemble
+from dtrain.engine.parallel.context import Context, StopFlag, join, leave
 from dtrain.engine.profile import parameters_of
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.step import Progress, train_step
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.storage.drain import DrainerProcess
+from dtrain.engine.training.parts import Parts, assemble
+from dtrain.engine.training.step import Progress, train_step
 from dtrain.planners.plan import Plan, make_plan
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import Spec
-from dtrain.tiers.drainer import DrainJob
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import TMPFS, MemoryDir
-from dtrain.tiers.store import Place
-from dtrain.tiers.writer import TierJob
+from dtrain.tiers.drain.drainer import DrainJob
+from dtrain.tiers.drain.writer import TierJob
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
+from dtrain.tiers.stores.store import Place
 
 from .ranks import FOLDER, start_ranks
 

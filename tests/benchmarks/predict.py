@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from dtrain.cli.view_figures import planned_backward_s
+from dtrain.cli.view.figures import planned_backward_s
 from dtrain.specs.codes import Code
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "specs/examples"

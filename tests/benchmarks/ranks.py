@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtrain.engine.tunables import streaming
+from dtrain.engine.process import streaming
 from dtrain.specs.models import Spec
 
 FOLDER = "DTRAIN_BENCH_DIR"

@@ -26,7 +26,7 @@ import psutil
 from tests.benchmarks.loads import loads_of_others
 from tests.job.dtrain import Job, cleaned, finish, wait
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 STAGES = ("noticed", "tidied", "up", "load", "step", "total")
 TIERS = {

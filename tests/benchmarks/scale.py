@@ -29,18 +29,18 @@ from typing import TypeVar
 
 from tests.planners.simulation import Reality, Run
 
-from dtrain.engine.line import Host
-from dtrain.engine.network import parse_endpoint
+from dtrain.engine.network.addresses import parse_endpoint
+from dtrain.engine.network.line import Host
 from dtrain.planners.intervals import young_daly_s
 from dtrain.planners.machine import Machine
-from dtrain.planners.placement import place
 from dtrain.planners.plan import Plan, make_plan
+from dtrain.planners.sharding.placement import place
 from dtrain.specs.load import load_spec
-from dtrain.tiers.agree import Held, Shards, agreed, held_from_json, to_drain
-from dtrain.tiers.layout import Version
-from dtrain.tiers.recovery import MEMORY, Candidate
-from dtrain.tiers.seal import Seal
-from dtrain.tiers.store import Place
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.peers.seal import Seal
+from dtrain.tiers.reading.agree import Held, Shards, agreed, held_from_json, to_drain
+from dtrain.tiers.reading.recovery import MEMORY, Candidate
+from dtrain.tiers.stores.store import Place
 
 NODES, WORKERS, ZONE = 10_000, 8, 32
 LOST_ZONE = range(64, 64 + ZONE)

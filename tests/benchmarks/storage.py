@@ -28,12 +28,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtrain.tiers.digest import digest, file_digest
-from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import RunDir, Version, shard_name
-from dtrain.tiers.manifest import ShardFile, build, parse_manifest
-from dtrain.tiers.memory import TMPFS, MemoryDir, Slot, SlotRecord
-from dtrain.tiers.shardfile import Entry, Shard
+from dtrain.tiers.format.digest import digest, file_digest
+from dtrain.tiers.format.layout import RunDir, Version, shard_name
+from dtrain.tiers.format.manifest import ShardFile, build, parse_manifest
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir, Slot, SlotRecord
 from dtrain.tiers.tier import Tier, disk_tier
 
 TENSORS = 64
@@ -175,7 +175,7 @@ def many_shards(place: Path, world: int = 10_000) -> tuple[float, float, int]:
 def many_checkpoints(place: Path, memory: MemoryDir, count: int = 1_000) -> float:
     """Seconds of the whole command `dtrain ls` over `count` checkpoints."""
     from dtrain.specs.load import load_spec, spec_to_json
-    from dtrain.tiers.jsonfile import dumps, replace
+    from dtrain.tiers.format.jsonfile import dumps, replace
 
     run = RunDir(place / "run")
     run.root.mkdir()

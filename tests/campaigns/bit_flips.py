@@ -23,10 +23,10 @@ from pathlib import Path
 
 from tests.tiers.build import Place
 
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import MANIFEST
-from dtrain.tiers.memory import TMPFS
-from dtrain.tiers.recovery import Opened, contents, find, open_candidate
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import MANIFEST
+from dtrain.tiers.memory.slots import TMPFS
+from dtrain.tiers.reading.recovery import Opened, contents, find, open_candidate
 
 AREAS = ("data", "header", "manifest")
 

@@ -31,7 +31,7 @@ from tests.job.dtrain import SPEC, Job, cleaned
 from tests.job.nodes import Cluster
 
 from dtrain.specs.nodes import parse_nodes
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ from tests.job.dtrain import SPEC, Job
 from tests.job.links import Links, made_links
 from tests.job.nodes import Cluster
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 STEPS = 60
 PER_JOB = 5

@@ -29,16 +29,16 @@ from typing import Any
 
 from tests.tiers.build import RUN_ID, TENSORS, Place, snapshot, value_of
 
-from dtrain.tiers.drainer import DrainJob
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import Unreadable, read_lines
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import TMPFS, MemoryDir
-from dtrain.tiers.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.drain.drainer import DrainJob
+from dtrain.tiers.drain.writer import TierJob
+from dtrain.tiers.format.jsonfile import Unreadable, read_lines
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
+from dtrain.tiers.reading.recovery import candidate_of, contents, open_candidate
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import Tier, open_tier
-from dtrain.tiers.writer import TierJob
 
 KEEP = 2
 LONGEST_S = (0.04, 0.25)
@@ -166,7 +166,7 @@ def kill_drainer(ground: Ground, chance: random.Random) -> None:
     before = len(read_lines(ground.place.run.events))
     newest = ground.tier().newest()
     base = newest.step if newest is not None else 0
-    process = subprocess.Popen([sys.executable, "-m", "dtrain.tiers.drainer", str(job)], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "dtrain.tiers.drain.drainer", str(job)], stdin=subprocess.PIPE)
     lock = ground.place.memory.drainer_lock
     deadline = time.monotonic() + 10
     while _holder(lock) != process.pid and time.monotonic() < deadline:

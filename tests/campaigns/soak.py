@@ -27,12 +27,12 @@ from statistics import median
 import psutil
 from tests.job.dtrain import Job, cleaned, finish, wait_for_step
 
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.memory.slots import memory_dir
 
 ROLES = {
-    "dtrain.engine.nursery": "nursery",
+    "dtrain.engine.attempt.nursery": "nursery",
     "dtrain.engine.worker": "worker",
-    "dtrain.tiers.drainer": "drainer",
+    "dtrain.tiers.drain.drainer": "drainer",
     "standin.py": "stand-in",
 }
 MIB = 2.0**20

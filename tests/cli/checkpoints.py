@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from dtrain.cli.commands import app
 from dtrain.specs.load import spec_from_json, spec_to_json
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import dumps, replace
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir, memory_dir
-from dtrain.tiers.store import Place as Where
+from dtrain.tiers.format.jsonfile import dumps, replace
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import MemoryDir, memory_dir
+from dtrain.tiers.stores.store import Place as Where
 from dtrain.tiers.tier import Tier, open_tier
 
 SPEC: dict[str, Any] = {

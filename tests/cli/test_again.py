@@ -10,11 +10,11 @@ from tests.engine.build import job_spec
 from tests.tiers.build import put
 
 from dtrain.cli.again import has_begun
-from dtrain.cli.refusal import Refused
+from dtrain.cli.terminal.refusal import Refused
 from dtrain.specs.models import Spec
-from dtrain.tiers.jsonfile import append_event
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import memory_dir, open_memory_dir
+from dtrain.tiers.format.jsonfile import append_event
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.slots import memory_dir, open_memory_dir
 
 
 @pytest.fixture

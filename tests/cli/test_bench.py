@@ -15,19 +15,20 @@ import pytest
 from rich.console import Console
 from tests.planners.build import tiny
 
-from dtrain.cli import bench_folder, bench_plot
-from dtrain.cli.bench import Options, bench
-from dtrain.cli.bench_folder import every_step, folder_of_its_own, home_of, refuse_full
-from dtrain.cli.bench_page import say, to_document
-from dtrain.cli.bench_view import BenchView
-from dtrain.cli.refusal import Refused
+from dtrain.cli.bench import folder as bench_folder
+from dtrain.cli.bench import plot as bench_plot
+from dtrain.cli.bench.command import Options, bench
+from dtrain.cli.bench.folder import every_step, folder_of_its_own, home_of, refuse_full
+from dtrain.cli.bench.follow import BenchView
+from dtrain.cli.bench.page import say, to_document
+from dtrain.cli.terminal.refusal import Refused
 from dtrain.planners.compare import Block
 from dtrain.planners.methods import PLAIN
 from dtrain.planners.plan import Machine, Plan, make_plan
 from dtrain.specs.codes import Code
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import Spec
-from dtrain.tiers.layout import RunDir
+from dtrain.tiers.format.layout import RunDir
 from dtrain.tiers.lock import FileLock
 
 ROOT = Path(__file__).parents[2]

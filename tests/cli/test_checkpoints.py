@@ -11,18 +11,18 @@ import pytest
 from tests.cli.checkpoints import SPEC, Ended, Run, dtrain, flip
 from tests.tiers.build import RUN_ID, TENSORS, digest_of
 
-from dtrain.cli.view_format import human_bytes
+from dtrain.cli.view.format import human_bytes
 from dtrain.specs.difference import changes
-from dtrain.tiers.jsonfile import dumps, read, replace
-from dtrain.tiers.layout import Version
-from dtrain.tiers.manifest import Manifest
-from dtrain.tiers.recovery import find, open_candidate
-from dtrain.tiers.shardfile import ShardReader
+from dtrain.tiers.format.jsonfile import dumps, read, replace
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.manifest import Manifest
+from dtrain.tiers.format.shardfile import ShardReader
+from dtrain.tiers.reading.recovery import find, open_candidate
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     return Run(tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_a_target_is_a_run_a_step_latest_or_a_folder(run: Run, tmp_path: Path) -
 
 
 def test_a_run_may_have_an_at_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     (tmp_path / "me@home").mkdir()
     run = Run(tmp_path / "me@home")
     run.store(10)

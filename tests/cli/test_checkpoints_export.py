@@ -19,7 +19,7 @@ from dtrain.tiers.lock import FolderLock
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     return Run(tmp_path)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.checkpoints import Run
 
-from dtrain.tiers.manifest import Manifest
+from dtrain.tiers.format.manifest import Manifest
 
 CODE = """
 import sys

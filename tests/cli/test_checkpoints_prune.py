@@ -10,13 +10,13 @@ from tests.cli.checkpoints import Run, dtrain, flip
 
 from dtrain.tiers import faults
 from dtrain.tiers.fence import claim
-from dtrain.tiers.layout import Version
+from dtrain.tiers.format.layout import Version
 from dtrain.tiers.lock import FileLock
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     return Run(tmp_path)
 
 

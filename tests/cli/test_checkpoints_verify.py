@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from tests.cli.checkpoints import Run, dtrain, flip
 
-from dtrain.cli import stored
-from dtrain.cli import verify as command
+from dtrain.cli.checkpoints import stored
+from dtrain.cli.checkpoints import verify as command
 from dtrain.tiers import faults
-from dtrain.tiers.object import ObjectStore
-from dtrain.tiers.recovery import Opened
-from dtrain.tiers.store import Place as Where
-from dtrain.tiers.store import Progress, StoreError
+from dtrain.tiers.reading.recovery import Opened
+from dtrain.tiers.stores.object import ObjectStore
+from dtrain.tiers.stores.store import Place as Where
+from dtrain.tiers.stores.store import Progress, StoreError
 from dtrain.tiers.tier import Tier
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     return Run(tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.cli.checkpoints import SPEC
 
-from dtrain.tiers.access import unusable, whose
+from dtrain.tiers.stores.access import unusable, whose
 
 COMMAND = [str(Path(sys.executable).parent / "dtrain")]
 PLAIN_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")

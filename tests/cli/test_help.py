@@ -8,7 +8,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from dtrain.cli.commands import app
-from dtrain.cli.epilogs import EXAMPLES
+from dtrain.cli.terminal.epilogs import EXAMPLES
 from dtrain.specs.codes import Code
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.checkpoints import Run
 
 from dtrain.cli.commands import app
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.memory.slots import memory_dir
 
 CODE = "import sys\nfrom dtrain.cli.main import main\nsys.argv = ['dtrain', *sys.argv[1:]]\nmain()"
 EXAMPLE = str(Path(__file__).parents[2] / "specs/examples/tiny-gpt.yaml")
@@ -134,7 +134,13 @@ def test_a_signal_in_the_first_moments_is_quiet(number: signal.Signals, folder: 
         "sys.argv = ['dtrain', 'run', 'nowhere.yaml']\n"
         "main()\n"
     )
-    moments = ["dtrain.cli.outlet", "dtrain.cli.commands", "typer", "dtrain.cli.refusal", "dtrain.cli.run"]
+    moments = [
+        "dtrain.cli.terminal.outlet",
+        "dtrain.cli.commands",
+        "typer",
+        "dtrain.cli.terminal.refusal",
+        "dtrain.cli.run",
+    ]
     for moment in [*moments, "rich.console", "yaml"]:
         env = {**os.environ, "HELD": moment, "NUMBER": str(int(number))}
         ended = subprocess.run(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.cli.checkpoints import Run
 
-from dtrain.cli.tail import JsonLines, last_lines
-from dtrain.tiers.jsonfile import Unreadable, append_event, append_line, read, read_lines
+from dtrain.cli.view.tail import JsonLines, last_lines
+from dtrain.tiers.format.jsonfile import Unreadable, append_event, append_line, read, read_lines
 
 
 def pipe(path: Path) -> None:
@@ -51,7 +51,8 @@ COMMANDS = [
 ]
 EACH = """
 import io, os, sys
-from dtrain.cli import commands, export, inspect, ls, prune, resume, verify
+from dtrain.cli import commands, resume
+from dtrain.cli.checkpoints import export, inspect, ls, prune, verify
 from dtrain.cli.main import main
 for words in eval(sys.argv[1]):
     child = os.fork()

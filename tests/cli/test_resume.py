@@ -20,15 +20,15 @@ from dtrain.cli.train import Start
 from dtrain.specs.codes import Code
 from dtrain.specs.load import spec_to_json
 from dtrain.specs.models import Spec
-from dtrain.tiers.drainer import DrainJob
+from dtrain.tiers.drain.drainer import DrainJob
+from dtrain.tiers.drain.writer import TierJob
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import append_event, dumps, read, replace
-from dtrain.tiers.layout import RunDir, Version
+from dtrain.tiers.format.jsonfile import append_event, dumps, read, replace
+from dtrain.tiers.format.layout import RunDir, Version
 from dtrain.tiers.lock import FileLock
-from dtrain.tiers.places import keep_former
-from dtrain.tiers.store import Place as Where
+from dtrain.tiers.reading.places import keep_former
+from dtrain.tiers.stores.store import Place as Where
 from dtrain.tiers.tier import disk_tier, open_tier
-from dtrain.tiers.writer import TierJob
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Trained:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dtrain.tiers.memory.TMPFS", tmp_path)
+    monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
     monkeypatch.setattr("dtrain.cli.commands.stop_at_once", lambda: None)
     return Run(tmp_path)
 
@@ -185,7 +185,7 @@ def test_row_43_a_save_under_way_is_waited_for(run: Run, trained: Trained) -> No
     tiers = (TierJob(Where("disk", str(run.root)), 2),)
     job.write_bytes(DrainJob(str(run.run.root), str(run.own.path), RUN_ID, tiers).to_bytes())
     environment = {**os.environ, "DTRAIN_FAULT": fail_at(None, None, "drain.*", kind="slow", attempt=None)}
-    command = [sys.executable, "-m", "dtrain.tiers.drainer", str(job)]
+    command = [sys.executable, "-m", "dtrain.tiers.drain.drainer", str(job)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment) as drainer:
         while not run.own.drainer_lock.exists() or FileLock(run.own.drainer_lock).holder_pid() != drainer.pid:
             assert drainer.poll() is None

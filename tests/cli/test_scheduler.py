@@ -10,8 +10,8 @@ from rich.console import Console
 from tests.specs.build import BASE
 
 from dtrain.cli.node import place_of_this
-from dtrain.cli.refusal import Refused
 from dtrain.cli.scheduler import FIRST_PORT, PORTS, hosts, meeting_point, surroundings, tell_place
+from dtrain.cli.terminal.refusal import Refused
 from dtrain.specs.load import load_spec
 
 SRUN = {

@@ -34,8 +34,8 @@ main()
 BEFORE_TRAINING = """
 import os, signal, sys
 from pathlib import Path
-from dtrain.cli.refusal import stop_at_once, tidied
-from dtrain.tiers.memory import MemoryDir
+from dtrain.cli.terminal.refusal import stop_at_once, tidied
+from dtrain.tiers.memory.slots import MemoryDir
 number, folder, drawn = sys.argv[1:]
 stop_at_once()
 with tidied(MemoryDir(Path(folder)).remove_unneeded):
@@ -44,7 +44,7 @@ with tidied(MemoryDir(Path(folder)).remove_unneeded):
 """
 DOCUMENT = """
 import os, signal
-from dtrain.cli.refusal import stop_at_once
+from dtrain.cli.terminal.refusal import stop_at_once
 stop_at_once(as_json=True)
 os.kill(os.getpid(), signal.SIGTERM)
 """

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cli.refusal import Refused
+from dtrain.cli.terminal.refusal import Refused
 from dtrain.cli.token import TOKEN_VARIABLE, given_seal, own_seal, shared_seal
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.seal import Seal
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.peers.seal import Seal
 
 TOKEN = "a token of one's own"
 

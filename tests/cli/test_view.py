@@ -15,9 +15,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dtrain.cli import view as view_module
-from dtrain.cli.view import RunView, in_order, line_interval
-from dtrain.cli.view_panel import draw
+from dtrain.cli.view import follow as view_module
+from dtrain.cli.view.follow import RunView, in_order, line_interval
+from dtrain.cli.view.panel import draw
 
 PLAN = {"iteration": {"micro_batches": 4, "forward_s": 0.01, "backward_s": 0.02, "optimizer_s": 0.01}}
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.cli.view_events import Narrator, describe_fault
-from dtrain.cli.view_state import RunState
+from dtrain.cli.view.events import Narrator, describe_fault
+from dtrain.cli.view.state import RunState
 
 
 class Tell:

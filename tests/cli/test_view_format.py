@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cli import view_format as form
+from dtrain.cli.view import format as form
 
 
 @pytest.mark.parametrize(

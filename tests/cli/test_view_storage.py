@@ -13,18 +13,18 @@ import pytest
 from rich.console import Console
 from tests.tiers.build import RUN_ID, Place, snapshot
 
-from dtrain.cli.summary import summary, to_json
-from dtrain.cli.view_events import ALIKE_AGAIN_S, MAX_ALIKE, Narrator
-from dtrain.cli.view_panel import draw, step_line
-from dtrain.cli.view_state import RunState, is_late, recovery_of
+from dtrain.cli.view.events import ALIKE_AGAIN_S, MAX_ALIKE, Narrator
+from dtrain.cli.view.panel import draw, step_line
+from dtrain.cli.view.state import RunState, is_late, recovery_of
+from dtrain.cli.view.summary import summary, to_json
 from dtrain.tiers import faults
-from dtrain.tiers.follower import Follower
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import Version
-from dtrain.tiers.store import Place as Where
+from dtrain.tiers.drain.follower import Follower
+from dtrain.tiers.drain.writer import TierFailed, TierJob, Writer
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.stores.store import Place as Where
 from dtrain.tiers.together import Group
-from dtrain.tiers.writer import TierFailed, TierJob, Writer
 
 FULL = "No space left on device; needed 11,024,028 bytes, free there 4,096 bytes and 12 files"
 LATE = "the tier is slower than its interval"

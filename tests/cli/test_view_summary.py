@@ -11,10 +11,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from dtrain.cli import view_state
-from dtrain.cli.summary import status_of, summary, to_json
-from dtrain.cli.view_panel import step_line
-from dtrain.cli.view_state import RunState, Series
+from dtrain.cli.view import state as view_state
+from dtrain.cli.view.panel import step_line
+from dtrain.cli.view.state import RunState, Series
+from dtrain.cli.view.summary import status_of, summary, to_json
 
 PLAN: dict[str, Any] = {
     "model": {"state_bytes_per_rank": 10 * 2**20},

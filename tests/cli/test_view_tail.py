@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cli import tail
-from dtrain.cli.tail import JsonLines, last_lines
+from dtrain.cli.view import tail
+from dtrain.cli.view.tail import JsonLines, last_lines
 
 
 def append(path: Path, text: str | bytes) -> None:

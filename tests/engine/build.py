@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dtrain.engine.copier import HostMover, Item
-from dtrain.engine.device.side import Side
-from dtrain.engine.optim import build_optimizer
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import TrainState, seed_everything, tensor_bytes
-from dtrain.planners.mesh import Mesh
+from dtrain.engine.optim.optimizers import build_optimizer
+from dtrain.engine.snapshot.copier import HostMover, Item
+from dtrain.engine.snapshot.device import Side
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.snapshot.state import TrainState, seed_everything, tensor_bytes
+from dtrain.planners.sharding.mesh import Mesh
 from dtrain.specs.models import AdamW, GptModel, Sgd, Spec
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.store import Place
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 RUN_ID = "feed"
 CPU = torch.device("cpu")

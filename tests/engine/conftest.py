@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from tests.engine.build import Ranks
 
-from dtrain.engine.state import TrainState
-from dtrain.tiers.memory import MemoryDir
+from dtrain.engine.snapshot.state import TrainState
+from dtrain.tiers.memory.slots import MemoryDir
 
 MakeRanks = Callable[..., Ranks]
 

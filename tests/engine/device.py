@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtrain.engine.device.side import CudaSide, Mark, Side
-from dtrain.engine.packs import Pack
+from dtrain.engine.snapshot.device import CudaSide, Mark, Side
+from dtrain.engine.snapshot.packs import Pack
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SOON_S = 10

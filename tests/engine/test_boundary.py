@@ -16,12 +16,12 @@ from tests.engine.conftest import MakeRanks
 from tests.engine.test_snapshot import stored
 from torch import Tensor, nn
 
-from dtrain.engine import packs
-from dtrain.engine.copier import HostMover, Item
-from dtrain.engine.packs import Pack
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import StateError, TrainState, random_states, tensor_bytes
-from dtrain.tiers.memory import MemoryDir
+from dtrain.engine.snapshot import packs
+from dtrain.engine.snapshot.copier import HostMover, Item
+from dtrain.engine.snapshot.packs import Pack
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.snapshot.state import StateError, TrainState, random_states, tensor_bytes
+from dtrain.tiers.memory.slots import MemoryDir
 
 STEPS = 1000
 SAVES = 2000

@@ -7,10 +7,10 @@ from tests.engine.build import Plain, Ranks, state_of
 from tests.engine.conftest import MakeRanks
 from tests.engine.test_snapshot import drain_marks
 
-from dtrain.engine.decided import Offered
-from dtrain.engine.snapshot import Cadence
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
+from dtrain.engine.snapshot.decided import Offered
+from dtrain.engine.snapshot.snapshots import Cadence
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.slots import MemoryDir
 
 CADENCES = [
     (Cadence(1, 0, False), [1, 2, 3, 4, 5, 6], []),

@@ -27,14 +27,14 @@ from tests.engine.conftest import MakeRanks
 from tests.engine.test_step import Run
 from torch import Tensor, nn
 
-from dtrain.engine.catalogue import whole_here
-from dtrain.engine.context import Context, StopFlag
-from dtrain.engine.optim import learning_rate
-from dtrain.engine.restore import restore
-from dtrain.engine.state import StateError, TrainState
-from dtrain.tiers.heartbeat import Heartbeat
-from dtrain.tiers.memory import MemoryDir, Slot
-from dtrain.tiers.shardfile import MAX_HEADER, PAGE, Entry, Shard, ShardReader, TooManyTensors, parse_header
+from dtrain.engine.optim.optimizers import learning_rate
+from dtrain.engine.parallel.context import Context, StopFlag
+from dtrain.engine.restore.catalogue import whole_here
+from dtrain.engine.restore.restore import restore
+from dtrain.engine.snapshot.state import StateError, TrainState
+from dtrain.tiers.format.shardfile import MAX_HEADER, PAGE, Entry, Shard, ShardReader, TooManyTensors, parse_header
+from dtrain.tiers.memory.heartbeat import Heartbeat
+from dtrain.tiers.memory.slots import MemoryDir, Slot
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -258,7 +258,7 @@ def test_row_68_as_many_tensors_as_other_readers_take_and_not_one_more() -> None
 def test_row_68_it_is_refused_before_the_first_step(
     memory: MemoryDir, ranks: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtrain.tiers.shardfile.MAX_HEADER", PAGE)
+    monkeypatch.setattr("dtrain.tiers.format.shardfile.MAX_HEADER", PAGE)
     state = state_of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(30))))
     with pytest.raises(StateError, match=r"^243 tensors on rank 0 make a header of"):
         ranks(state)

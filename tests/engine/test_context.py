@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtrain.engine.context import share_cores
+from dtrain.engine.parallel.context import share_cores
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (3, 2), (16, 1)])

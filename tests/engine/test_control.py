@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from tests.engine.build import CPU, RUN_ID, job_spec
 
-from dtrain.engine.context import Context, StopFlag
-from dtrain.engine.control import Control, beginning
-from dtrain.engine.parts import assemble
-from dtrain.engine.report import Reporter
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.step import Progress, train_step
+from dtrain.engine.parallel.context import Context, StopFlag
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.training.control import Control, beginning
+from dtrain.engine.training.parts import assemble
+from dtrain.engine.training.report import Reporter
+from dtrain.engine.training.step import Progress, train_step
 from dtrain.planners.machine import Machine, Measured
-from dtrain.planners.observed import WARM_UP_STEPS, WINDOW_STEPS
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
-from dtrain.planners.shards import TensorInfo
+from dtrain.planners.running.observed import WARM_UP_STEPS, WINDOW_STEPS
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.planners.windows import Windows, storage_parameters
 from dtrain.specs.models import Spec
-from dtrain.tiers.heartbeat import Heartbeat
-from dtrain.tiers.jsonfile import dumps, read_lines
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.format.jsonfile import dumps, read_lines
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.heartbeat import Heartbeat
+from dtrain.tiers.memory.slots import MemoryDir
 
 pytestmark = pytest.mark.usefixtures("group")
 STEPS = 30

@@ -13,12 +13,12 @@ from tests.engine.build import GatedMover
 from torch import Tensor
 
 from dtrain.engine import timing
-from dtrain.engine.copier import Copier, HostMover, Item, NonFinite
-from dtrain.engine.finite import FLOATS
-from dtrain.engine.state import tensor_bytes
-from dtrain.engine.tunables import streaming
+from dtrain.engine.process import streaming
+from dtrain.engine.snapshot.copier import Copier, HostMover, Item, NonFinite
+from dtrain.engine.snapshot.finite import FLOATS
+from dtrain.engine.snapshot.state import tensor_bytes
 from dtrain.tiers import faults
-from dtrain.tiers.digest import digest
+from dtrain.tiers.format.digest import digest
 
 
 class Target:
@@ -317,7 +317,7 @@ def test_a_channel_that_is_slowed_takes_that_many_times_as_long(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(faults, "_faults", faults.parse("memory.copy:kind=slow:factor=10"))
-    monkeypatch.setattr("dtrain.engine.copier.time.sleep", slept.append)
+    monkeypatch.setattr("dtrain.engine.snapshot.copier.time.sleep", slept.append)
     one = bench([torch.randn(64)], slice_bytes=64)
     one.begin()
     one.copier.finish()

@@ -15,16 +15,16 @@ import torch
 from tests.engine.device import Bench, Turned, needs_cuda
 from torch import Tensor
 
-from dtrain.engine.copier import Item, NonFinite
-from dtrain.engine.device.copier import DeviceCopier
-from dtrain.engine.device.side import CudaSide, Mark, PagesError, Side, side_of
-from dtrain.engine.finite import FLOATS
-from dtrain.engine.packs import Pack
-from dtrain.engine.slot import OpenSlot, SlotError
-from dtrain.engine.state import tensor_bytes
+from dtrain.engine.snapshot.copier import Item, NonFinite
+from dtrain.engine.snapshot.device import CudaSide, Mark, PagesError, Side, side_of
+from dtrain.engine.snapshot.device_copier import DeviceCopier
+from dtrain.engine.snapshot.finite import FLOATS
+from dtrain.engine.snapshot.packs import Pack
+from dtrain.engine.snapshot.slot import OpenSlot, SlotError
+from dtrain.engine.snapshot.state import tensor_bytes
 from dtrain.tiers import faults
-from dtrain.tiers.digest import digest
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.memory.slots import MemoryDir
 
 DEVICES = [*(f"turned-{seed}" for seed in range(8)), pytest.param("cuda", marks=needs_cuda)]
 
@@ -394,7 +394,7 @@ def test_the_time_of_a_copy_is_that_of_its_slices(copy: MakeCopy) -> None:
 def test_a_slowed_channel_takes_that_many_times_as_long(copy: MakeCopy, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(faults, "_faults", faults.parse("memory.copy:kind=slow:factor=10"))
-    monkeypatch.setattr("dtrain.engine.device.copier.time.sleep", slept.append)
+    monkeypatch.setattr("dtrain.engine.snapshot.device_copier.time.sleep", slept.append)
     side = Turned()
     one = copy(Bench(side), [torch.randn(16)], 16)
     one.begin()

@@ -14,21 +14,21 @@ from tests.engine.device import Bench, Turned, TurnedMark, needs_cuda
 from tests.engine.test_snapshot import state_part, stored
 from torch import Tensor, nn
 
-from dtrain.engine import packs
-from dtrain.engine.context import Context, StopFlag
-from dtrain.engine.device.buckets import BUCKETS, update_in_parts
-from dtrain.engine.device.side import Mark
-from dtrain.engine.optim import build_optimizer
-from dtrain.engine.parts import assemble
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import StateError, TrainState, tensor_bytes
-from dtrain.engine.step import Progress, TrainingDiverged, settle, train_step
+from dtrain.engine.optim.optimizers import build_optimizer
+from dtrain.engine.parallel.context import Context, StopFlag
+from dtrain.engine.snapshot import packs
+from dtrain.engine.snapshot.buckets import BUCKETS, update_in_parts
+from dtrain.engine.snapshot.device import Mark
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.snapshot.state import StateError, TrainState, tensor_bytes
+from dtrain.engine.training.parts import assemble
+from dtrain.engine.training.step import Progress, TrainingDiverged, settle, train_step
 from dtrain.specs.models import AdamW, Sgd
 from dtrain.tiers import faults
-from dtrain.tiers.heartbeat import Heartbeat
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import open_candidate, verify
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.heartbeat import Heartbeat
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.reading.recovery import open_candidate, verify
 
 
 class Whole(nn.Module):

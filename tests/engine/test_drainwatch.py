@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain.engine import drainwatch
-from dtrain.engine.drainwatch import DrainWatch
-from dtrain.tiers.memory import MemoryDir, Slot
+from dtrain.engine.snapshot import drainwatch
+from dtrain.engine.snapshot.drainwatch import DrainWatch
+from dtrain.tiers.memory.slots import MemoryDir, Slot
 
 
 @pytest.fixture

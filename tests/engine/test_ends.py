@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.engine.build import state_of
 
-from dtrain.engine.catalogue import check_ends
-from dtrain.engine.context import Context
 from dtrain.engine.models.gpt import Gpt
+from dtrain.engine.parallel.context import Context
 from dtrain.engine.parallel.ends import Ends
-from dtrain.engine.state import StateError, TrainState
-from dtrain.planners.mesh import Mesh
+from dtrain.engine.restore.catalogue import check_ends
+from dtrain.engine.snapshot.state import StateError, TrainState
+from dtrain.planners.sharding.mesh import Mesh
 from dtrain.specs.models import AdamW, GptModel
 
 MODEL = GptModel(type="gpt", n_layers=2, d_model=16, n_heads=2, vocab_size=32, tie_embeddings=True)

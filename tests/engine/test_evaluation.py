@@ -14,21 +14,21 @@ from tests.engine.build import CPU, Odd, Plain, content, gpt, job_spec, state_of
 from tests.engine.conftest import MakeRanks
 from torch import Tensor, nn
 
-from dtrain.engine.context import Context, StopFlag
 from dtrain.engine.data.build import HeldOut, build_data
 from dtrain.engine.data.text import DataError, TextData
-from dtrain.engine.evaluation import Evaluated, evaluate
-from dtrain.engine.parts import assemble
-from dtrain.engine.report import Reporter
-from dtrain.engine.snapshot import Cadence, Pace
-from dtrain.engine.state import random_states, tensor_bytes
-from dtrain.engine.step import Progress, train_step
-from dtrain.planners.mesh import Mesh
+from dtrain.engine.parallel.context import Context, StopFlag
+from dtrain.engine.snapshot.snapshots import Cadence, Pace
+from dtrain.engine.snapshot.state import random_states, tensor_bytes
+from dtrain.engine.training.evaluation import Evaluated, evaluate
+from dtrain.engine.training.parts import assemble
+from dtrain.engine.training.report import Reporter
+from dtrain.engine.training.step import Progress, train_step
+from dtrain.planners.sharding.mesh import Mesh
 from dtrain.specs.models import Spec
-from dtrain.tiers.heartbeat import Heartbeat, read_heartbeats
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.heartbeat import Heartbeat, read_heartbeats
+from dtrain.tiers.memory.slots import MemoryDir
 
 OWN = {
     "every": 2,
@@ -158,7 +158,7 @@ def test_buffers_of_every_form_are_taken_from_rank_0_whole(context: Context, mon
         sent.append(tensor)
 
     with monkeypatch.context() as patch:
-        patch.setattr("dtrain.engine.context.dist.broadcast", broadcast)
+        patch.setattr("dtrain.engine.parallel.context.dist.broadcast", broadcast)
         context.share(state.changing().values())
     assert len(sent) == sum(tensor.numel() > 0 for tensor in state.changing().values()) >= 5
     assert not any(any(tensor_bytes(tensor)) for tensor in state.changing().values())

@@ -14,15 +14,15 @@ import pytest
 from tests.tiers.build import TENSORS, put, value_of
 from torch.distributed import HashStore
 
-from dtrain.engine import exchange
-from dtrain.engine.channels import StorageChannel
-from dtrain.engine.exchange import Exchange, Given, nearest
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir, Slot
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.shardfile import Entry, Shard
-from dtrain.tiers.store import Place
+from dtrain.engine.network.channels import StorageChannel
+from dtrain.engine.restore import exchange
+from dtrain.engine.restore.exchange import Exchange, Given, nearest
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.slots import MemoryDir, Slot
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 WORLD, STEP = 3, 4
 CANDIDATE = Candidate(Version(attempt=1, step=STEP), Place("memory", ""))

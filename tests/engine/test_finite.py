@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from dtrain.engine.finite import FLOATS
-from dtrain.engine.state import DTYPE_TAGS
+from dtrain.engine.snapshot.finite import FLOATS
+from dtrain.engine.snapshot.state import DTYPE_TAGS
 
 DTYPES = {tag: dtype for dtype, tag in DTYPE_TAGS.items() if dtype.is_floating_point or dtype.is_complex}
 

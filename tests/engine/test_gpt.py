@@ -8,14 +8,14 @@ import torch
 from tests.engine.build import gpt
 from torch import Tensor
 
-from dtrain.engine.masters import lower
 from dtrain.engine.models.gpt import Gpt, rotate
-from dtrain.engine.optim import build_optimizer
+from dtrain.engine.optim.masters import lower
+from dtrain.engine.optim.optimizers import build_optimizer
 from dtrain.engine.profile import parameters_of
-from dtrain.engine.state import TrainState, infos
-from dtrain.planners.gpt import parameters
-from dtrain.planners.state import state_tensors
-from dtrain.planners.workload import Workload
+from dtrain.engine.snapshot.state import TrainState, infos
+from dtrain.planners.models.gpt import parameters
+from dtrain.planners.models.workload import Workload
+from dtrain.planners.sharding.state import state_tensors
 from dtrain.specs.models import AdamW, GptModel, Sgd, Spec, Training
 
 SPECS = {

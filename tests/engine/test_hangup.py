@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from dtrain.engine.agent import STOP_SIGNALS, StopSignals
+from dtrain.engine.attempt.agent import STOP_SIGNALS, StopSignals
 
 
 def test_a_hangup_that_was_ignored_stays_ignored() -> None:

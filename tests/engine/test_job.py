@@ -14,10 +14,10 @@ from dtrain.engine.job import (
     write_result,
 )
 from dtrain.specs.codes import Code
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import RunDir, Version
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.store import Place
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import RunDir, Version
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import torch
 from tests.engine.build import ADAMW, Plain, Tied
 from torch import Tensor, nn
 
-from dtrain.engine.masters import MASTER, Masters, lower, updated_by
-from dtrain.engine.optim import EMA, Average, build_optimizer, clip_gradients
+from dtrain.engine.optim.masters import MASTER, Masters, lower, updated_by
+from dtrain.engine.optim.optimizers import EMA, Average, build_optimizer, clip_gradients
 from dtrain.specs.models import AdamW, Sgd
 
 OPTIMIZERS = {

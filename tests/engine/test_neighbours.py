@@ -7,8 +7,8 @@ import torch
 from tests.engine.build import content, state_of
 from torch import Tensor, nn
 
-from dtrain.engine.neighbours import ALIGNMENT, lay_side_by_side
-from dtrain.engine.state import TrainState
+from dtrain.engine.optim.neighbours import ALIGNMENT, lay_side_by_side
+from dtrain.engine.snapshot.state import TrainState
 from dtrain.planners.packing import SMALL_BYTES
 
 

@@ -14,16 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dtrain.engine.forks import LENGTH, NurseryProcess
-from dtrain.engine.standin import FORKED, STATUS, receive
-from dtrain.engine.standin import __file__ as standin_file
+from dtrain.engine.attempt.forks import LENGTH, NurseryProcess
+from dtrain.engine.attempt.standin import FORKED, STATUS, receive
+from dtrain.engine.attempt.standin import __file__ as standin_file
 from dtrain.specs.load import load_spec
 
 # A nursery whose workers do what the first word of their command says; what torch adds is for tests/job.
 SERVER = """
 import os, signal, socket, sys, time
-from dtrain.engine import nursery, worker
-from dtrain.engine.forks import die_with_parent
+from dtrain.engine import worker
+from dtrain.engine.attempt import nursery
+from dtrain.engine.process import die_with_parent
 
 def run():
     die_with_parent()
@@ -169,7 +170,7 @@ def test_nothing_runs_in_a_nursery_but_its_one_thread() -> None:
     """A lock that another thread holds would stay locked for ever in the child."""
     code = (
         "import importlib, os\n"
-        "from dtrain.engine.nursery import IMPORTED\n"
+        "from dtrain.engine.attempt.nursery import IMPORTED\n"
         "for module in IMPORTED: importlib.import_module(module)\n"
         "print(len(os.listdir('/proc/self/task')))"
     )
@@ -181,7 +182,8 @@ def test_nothing_runs_in_a_nursery_but_its_one_thread() -> None:
 def test_a_nursery_that_stands_still_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     name = f"dtrain-test-{os.getpid()}"
     code = (
-        "import sys; from dtrain.engine import standin; standin.FORK_TIMEOUT_S = 0.2; standin.stand_in(sys.argv[1], [])"
+        "import sys\nfrom dtrain.engine.attempt import standin\n"
+        "standin.FORK_TIMEOUT_S = 0.2; standin.stand_in(sys.argv[1], [])"
     )
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")

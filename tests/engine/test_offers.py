@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.engine.decided import Copied
-from dtrain.engine.offers import Offers
-from dtrain.planners.placement import place
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import PEER_SLOTS, SLOTS, MemoryDir, Slot, SlotRecord
+from dtrain.engine.snapshot.decided import Copied
+from dtrain.engine.snapshot.offers import Offers
+from dtrain.planners.sharding.placement import place
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.slots import PEER_SLOTS, SLOTS, MemoryDir, Slot, SlotRecord
 
 
 class Ranks:

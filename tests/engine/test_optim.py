@@ -11,8 +11,8 @@ import torch
 from tests.engine.build import Odd, Plain, content, state_of, update
 from torch import nn
 
-from dtrain.engine.optim import Average, build_optimizer, clip_gradients, learning_rate, set_learning_rate
-from dtrain.engine.state import TrainState
+from dtrain.engine.optim.optimizers import Average, build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from dtrain.engine.snapshot.state import TrainState
 from dtrain.specs.models import AdamW, Scheduler, Sgd
 
 OPTIMIZERS = {

@@ -8,14 +8,14 @@ from tests.engine.build import content, in_memory, scramble, state_of, update
 from tests.engine.conftest import MakeRanks
 from torch import nn
 
-from dtrain.engine import packs
-from dtrain.engine.catalogue import whole_here
-from dtrain.engine.restore import restore
+from dtrain.engine.restore.catalogue import whole_here
+from dtrain.engine.restore.restore import restore
+from dtrain.engine.snapshot import packs
 from dtrain.planners.packing import SMALL_BYTES, runs_of
-from dtrain.planners.shards import Piece, TensorInfo, replicated
-from dtrain.tiers.gather import unread
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.memory import MemoryDir
+from dtrain.planners.sharding.shards import Piece, TensorInfo, replicated
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.memory.gather import unread
+from dtrain.tiers.memory.slots import MemoryDir
 
 
 class Many(nn.Module):

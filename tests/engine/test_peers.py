@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from tests.planners.build import tiny
 
-from dtrain.engine.peers import NoPeers, Peers, peers_of
+from dtrain.engine.storage.peers import NoPeers, Peers, peers_of
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import make_plan
 from dtrain.specs.models import Spec
-from dtrain.tiers import peer
-from dtrain.tiers.digest import digest
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir, Version
-from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
-from dtrain.tiers.seal import Seal
-from dtrain.tiers.shardfile import Entry, Shard
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir, Version
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.slots import MemoryDir, Slot, SlotRecord
+from dtrain.tiers.peers import process as peer
+from dtrain.tiers.peers.seal import Seal
 
 SEAL = Seal("a token of this test")
 BYTES = 3 * 2**20

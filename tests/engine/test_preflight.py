@@ -14,14 +14,14 @@ from tests.planners.build import tiny
 
 from dtrain.engine import preflight as preflight_module
 from dtrain.engine.preflight import MissingResource, preflight
-from dtrain.engine.room import OWN_FILES, RANK_BYTES, TENSOR_BYTES, check_room
+from dtrain.engine.storage.room import OWN_FILES, RANK_BYTES, TENSOR_BYTES, check_room
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan
 from dtrain.specs.models import Spec
-from dtrain.tiers import object as object_module
-from dtrain.tiers.layout import RunDir, Version, staging_name
-from dtrain.tiers.memory import TMPFS, MemoryDir
-from dtrain.tiers.store import StoreError
+from dtrain.tiers.format.layout import RunDir, Version, staging_name
+from dtrain.tiers.memory.slots import TMPFS, MemoryDir
+from dtrain.tiers.stores import object as object_module
+from dtrain.tiers.stores.store import StoreError
 
 LAPTOP = Machine(cpu_cores=2, host_memory_bytes=2**34, shm_free_bytes=2**33, accelerator="cpu")
 DISK = {"type": "disk", "every": 10}
@@ -235,11 +235,11 @@ def test_row_38_a_tmpfs_without_room_for_more_files_is_refused(
 REAL = """
 import sys
 from pathlib import Path
-from dtrain.engine.room import check_room
+from dtrain.engine.storage.room import check_room
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import make_plan
 from dtrain.specs.models import Spec
-from dtrain.tiers.layout import RunDir
+from dtrain.tiers.format.layout import RunDir
 spec = Spec.model_validate_json(sys.argv[1])
 plan = make_plan(spec, Machine(cpu_cores=2, host_memory_bytes=None, shm_free_bytes=None, accelerator="cpu"))
 room = check_room(spec, plan, RunDir(Path("/nowhere")))

@@ -15,13 +15,13 @@ from tests.engine.conftest import MakeRanks
 from tests.engine.test_snapshot import drain_marks, state_part, stored
 from torch import Tensor, nn
 
-from dtrain.engine.context import Context, StopFlag
-from dtrain.engine.parts import assemble
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.step import Progress, StepOutcome, TrainingDiverged, settle, train_step
-from dtrain.tiers.heartbeat import Heartbeat
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
+from dtrain.engine.parallel.context import Context, StopFlag
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.training.parts import assemble
+from dtrain.engine.training.step import Progress, StepOutcome, TrainingDiverged, settle, train_step
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.heartbeat import Heartbeat
+from dtrain.tiers.memory.slots import MemoryDir
 
 SPOILT = [
     "model.inner.weight",

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from dtrain.engine import line
-from dtrain.engine.network import NetworkError, parse_endpoint
+from dtrain.engine.network import line
+from dtrain.engine.network.addresses import NetworkError, parse_endpoint
 
 
 def test_a_name_that_nobody_has_is_told_once_and_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dtrain.engine.decided import Offered, Refused
-from dtrain.engine.report import Reporter
-from dtrain.engine.restore import Restored
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir, Version
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.store import Place
+from dtrain.engine.restore.restore import Restored
+from dtrain.engine.snapshot.decided import Offered, Refused
+from dtrain.engine.training.report import Reporter
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir, Version
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 METRICS = {"step": 3, "loss": 0.5, "lr": 1e-3, "step_s": 0.25}
 RESTORED = Restored(Candidate(Version(1, 3), Place("disk", "/d")), {}, 1.5, [{"step": 4, "reason": "damaged"}])

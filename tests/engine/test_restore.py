@@ -26,14 +26,14 @@ from tests.engine.build import (
 from tests.engine.conftest import MakeRanks
 from torch import nn
 
-from dtrain.engine.catalogue import whole_here
-from dtrain.engine.restore import MAX_SHOWN, NothingUsable, Restored, restore
-from dtrain.engine.state import DTYPE_TAGS, StateError, TrainState, seed_everything
+from dtrain.engine.restore.catalogue import whole_here
+from dtrain.engine.restore.restore import MAX_SHOWN, NothingUsable, Restored, restore
+from dtrain.engine.snapshot.state import DTYPE_TAGS, StateError, TrainState, seed_everything
 from dtrain.specs.models import Sgd
-from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir, Slot
-from dtrain.tiers.recovery import Candidate, find
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import MemoryDir, Slot
+from dtrain.tiers.reading.recovery import Candidate, find
 from dtrain.tiers.tier import disk_tier
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtrain.engine.optim import unscale
-from dtrain.engine.scaling import FIRST, GROWTH_INTERVAL, LEAST, LossScale, lacks_scale, scale_of
+from dtrain.engine.optim.optimizers import unscale
+from dtrain.engine.training.scaling import FIRST, GROWTH_INTERVAL, LEAST, LossScale, lacks_scale, scale_of
 
 
 def test_it_does_as_torchs_own_scaler() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.engine.build import job_spec
 
-from dtrain.engine import seats as module
-from dtrain.engine.seats import Seats
+from dtrain.engine.nodes import seats as module
+from dtrain.engine.nodes.seats import Seats
 from dtrain.specs.nodes import NodeCount
 
 

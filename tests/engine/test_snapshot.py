@@ -22,15 +22,15 @@ from tests.engine.conftest import MakeRanks
 from tests.tiers.build import digest_of
 from torch import nn
 
-from dtrain.engine.copier import HostMover, Item
-from dtrain.engine.slot import SlotError
-from dtrain.engine.snapshot import Pace
-from dtrain.engine.state import StateError, TrainState, infos, tensor_bytes
+from dtrain.engine.snapshot.copier import HostMover, Item
+from dtrain.engine.snapshot.slot import SlotError
+from dtrain.engine.snapshot.snapshots import Pace
+from dtrain.engine.snapshot.state import StateError, TrainState, infos, tensor_bytes
 from dtrain.specs.models import Sgd
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import SLOTS, MemoryDir
-from dtrain.tiers.recovery import contents, open_candidate, verify
-from dtrain.tiers.shardfile import ShardReader
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.shardfile import ShardReader
+from dtrain.tiers.memory.slots import SLOTS, MemoryDir
+from dtrain.tiers.reading.recovery import contents, open_candidate, verify
 
 WATCHED = 512
 """Width of layers whose tensors are not tiny: they are copied in the windows, and watched meanwhile."""

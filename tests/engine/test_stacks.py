@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtrain.engine.stacks import MAX_FRAMES, last_stack
-from dtrain.engine.supervise import end_with_stack
+from dtrain.engine.attempt.stacks import MAX_FRAMES, last_stack
+from dtrain.engine.attempt.supervise import end_with_stack
 
 WORKER = """
 import ctypes, os, sys, threading, time
-from dtrain.engine.context import prepare_signals
+from dtrain.engine.parallel.context import prepare_signals
 prepare_signals()
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 def deep(n):

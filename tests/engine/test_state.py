@@ -13,7 +13,7 @@ from tests.engine.build import CPU, Odd, Plain, Tied, content, gpt, state_of, up
 from torch import nn
 
 from dtrain.engine.models.gpt import Gpt
-from dtrain.engine.state import (
+from dtrain.engine.snapshot.state import (
     DTYPE_TAGS,
     StateError,
     TrainState,
@@ -26,7 +26,7 @@ from dtrain.engine.state import (
     tensor_bytes,
     unexpected,
 )
-from dtrain.planners.shards import TensorInfo
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.specs.dtypes import DTYPE_BYTES
 from dtrain.specs.models import Sgd
 

@@ -19,26 +19,26 @@ import torch
 from tests.engine.build import CPU, RUN_ID, Plain, content, gpt, in_memory, job_spec
 from torch import Tensor, nn
 
-from dtrain.engine.catalogue import whole_here
-from dtrain.engine.context import Context, StopFlag, pick_device
 from dtrain.engine.data.text import DataError
 from dtrain.engine.entry import UserCodeError, UserCodeFailed
-from dtrain.engine.optim import learning_rate
-from dtrain.engine.parts import Parts, _check_same_data, assemble
-from dtrain.engine.restore import NothingUsable, restore
-from dtrain.engine.scaling import LossScale, scale_of
-from dtrain.engine.snapshot import Cadence, Pace, Snapshots
-from dtrain.engine.state import StateError, random_states, seed_everything
-from dtrain.engine.step import Progress, TrainingDiverged, train_step
+from dtrain.engine.optim.optimizers import learning_rate
+from dtrain.engine.parallel.context import Context, StopFlag, pick_device
+from dtrain.engine.restore.catalogue import whole_here
+from dtrain.engine.restore.restore import NothingUsable, restore
+from dtrain.engine.snapshot.snapshots import Cadence, Pace, Snapshots
+from dtrain.engine.snapshot.state import StateError, random_states, seed_everything
+from dtrain.engine.training.parts import Parts, _check_same_data, assemble
+from dtrain.engine.training.scaling import LossScale, scale_of
+from dtrain.engine.training.step import Progress, TrainingDiverged, train_step
 from dtrain.engine.worker import exit_code_of
 from dtrain.specs.codes import Code
 from dtrain.specs.load import spec_from_json
 from dtrain.specs.models import Spec
-from dtrain.tiers.digest import digest
-from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, read_heartbeats
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import open_candidate, verify
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.heartbeat import DONE_STEP, Heartbeat, read_heartbeats
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.reading.recovery import open_candidate, verify
 
 pytestmark = pytest.mark.usefixtures("group")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtrain.engine.stragglers import Stragglers, Work
-from dtrain.planners.mesh import Mesh
-from dtrain.tiers.heartbeat import DONE_STEP
+from dtrain.engine.attempt.stragglers import Stragglers, Work
+from dtrain.planners.sharding.mesh import Mesh
+from dtrain.tiers.memory.heartbeat import DONE_STEP
 
 WINDOW_S = 2.0
 

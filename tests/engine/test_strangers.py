@@ -10,12 +10,12 @@ import pytest
 from tests.job.nodes import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dtrain.engine import lane as lanes
-from dtrain.engine import line as lines
-from dtrain.engine.lane import MAX_MESSAGE, Desk, Message
-from dtrain.engine.line import START_KEY, STORE_TIMEOUT, Host, Line
-from dtrain.engine.network import NetworkError, parse_endpoint
-from dtrain.tiers.seal import Seal
+from dtrain.engine.network import lane as lanes
+from dtrain.engine.network import line as lines
+from dtrain.engine.network.addresses import NetworkError, parse_endpoint
+from dtrain.engine.network.lane import MAX_MESSAGE, Desk, Message
+from dtrain.engine.network.line import START_KEY, STORE_TIMEOUT, Host, Line
+from dtrain.tiers.peers.seal import Seal
 
 TOKEN = "a token that all nodes have"
 FORGED: Message = {"kind": "ended", "attempt": 1, "number": 9, "count": 10**9, "word": "x"}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtrain.engine import activity, supervise
-from dtrain.engine.activity import Signs, Use
-from dtrain.engine.supervise import CPU_ALONE, Eyes, Hang, Supervisor, sight_from
-from dtrain.engine.ticker import Ticker
-from dtrain.tiers.heartbeat import DONE_STEP, Heartbeat, Phase, start_of
-from dtrain.tiers.memory import MemoryDir
+from dtrain.engine.attempt import activity, supervise
+from dtrain.engine.attempt.activity import Signs, Use
+from dtrain.engine.attempt.supervise import CPU_ALONE, Eyes, Hang, Supervisor, sight_from
+from dtrain.engine.attempt.ticker import Ticker
+from dtrain.tiers.memory.heartbeat import DONE_STEP, Heartbeat, Phase, start_of
+from dtrain.tiers.memory.slots import MemoryDir
 
 Victim = subprocess.Popen[bytes]
 Start = Callable[[], Victim]

@@ -15,29 +15,29 @@ from tests.engine.build import job_spec
 from tests.job.nodes import free_port
 from tests.tiers.build import put
 
-from dtrain.engine import company as companies
-from dtrain.engine import line as lines
-from dtrain.engine import team as teams
-from dtrain.engine.agent import Ended, Interrupted
-from dtrain.engine.alone import NodeMissing
+from dtrain.engine.attempt.agent import Ended, Interrupted
+from dtrain.engine.attempt.reports import Report
+from dtrain.engine.attempt.supervise import Hang
 from dtrain.engine.carry import Carrier
-from dtrain.engine.drain import DrainerProcess
-from dtrain.engine.hello import hello, refusal
-from dtrain.engine.lane import Message
-from dtrain.engine.line import Host, Line
-from dtrain.engine.network import NetworkError, parse_endpoint
-from dtrain.engine.peers import NoPeers
-from dtrain.engine.reach import Doors, door_from_json, unreachable
-from dtrain.engine.reports import Report
-from dtrain.engine.supervise import Hang
-from dtrain.engine.team import Team
+from dtrain.engine.network import line as lines
+from dtrain.engine.network.addresses import NetworkError, parse_endpoint
+from dtrain.engine.network.hello import hello, refusal
+from dtrain.engine.network.lane import Message
+from dtrain.engine.network.line import Host, Line
+from dtrain.engine.network.reach import Doors, door_from_json, unreachable
+from dtrain.engine.nodes import company as companies
+from dtrain.engine.nodes import team as teams
+from dtrain.engine.nodes.alone import NodeMissing
+from dtrain.engine.nodes.team import Team
+from dtrain.engine.storage.drain import DrainerProcess
+from dtrain.engine.storage.peers import NoPeers
 from dtrain.specs.models import Spec
-from dtrain.tiers.agree import look
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.seal import Seal
-from dtrain.tiers.store import Place
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.peers.seal import Seal
+from dtrain.tiers.reading.agree import look
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 CANDIDATES = [Candidate(Version(attempt=1, step=step), Place("memory", "")) for step in (5, 4)]
 TIMEOUT_S = 1.5

@@ -9,9 +9,9 @@ from tests.engine.build import content, gpt, job_spec, state_of, update
 
 from dtrain.engine.models.gpt import Gpt
 from dtrain.engine.profile import measure
-from dtrain.engine.state import infos
-from dtrain.engine.trialcopy import trial
-from dtrain.planners.layout import largest_shard, layout_of
+from dtrain.engine.snapshot.state import infos
+from dtrain.engine.snapshot.trialcopy import trial
+from dtrain.planners.sharding.layout import largest_shard, layout_of
 from dtrain.planners.sizes import count_sizes
 
 

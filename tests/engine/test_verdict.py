@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError, DistNetworkError
 
-from dtrain.engine.agent import Ended
+from dtrain.engine.attempt.agent import Ended
+from dtrain.engine.attempt.supervise import Hang
+from dtrain.engine.attempt.verdict import CRASHES, SAME_FAULTS, Fault, RestartBudget, find_fault
 from dtrain.engine.job import write_error
-from dtrain.engine.state import StateError
-from dtrain.engine.supervise import Hang
-from dtrain.engine.verdict import CRASHES, SAME_FAULTS, Fault, RestartBudget, find_fault
+from dtrain.engine.snapshot.state import StateError
 from dtrain.specs.codes import Code
-from dtrain.tiers.heartbeat import Phase
-from dtrain.tiers.layout import RunDir
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.heartbeat import Phase
 
 RESET = RuntimeError("[pair.cc:538] Read error [127.0.0.1]:39153: Connection reset by peer")
 CLOSED = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")

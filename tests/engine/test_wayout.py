@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from dtrain.engine.wayout import WayOut
-from dtrain.tiers.heartbeat import Heartbeat, read_heartbeats
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.memory.heartbeat import Heartbeat, read_heartbeats
+from dtrain.tiers.memory.slots import MemoryDir
 
 
 class Watched:

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.slots import memory_dir
 
 COMMAND = [str(Path(sys.executable).parent / "dtrain")]
 STEPS = 12
@@ -144,7 +144,7 @@ class Job:
 
     def drainers(self) -> list[psutil.Process]:
         """The drainers."""
-        return self.running("dtrain.tiers.drainer")
+        return self.running("dtrain.tiers.drain.drainer")
 
     def stopped(self) -> list[psutil.Process]:
         """Those of the run's processes that a fault of kind `stop` has stopped."""

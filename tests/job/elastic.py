@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tests.job.dtrain import Job, slow, wait, wait_for_step
 from tests.job.nodes import Cluster, spec_of
 
-from dtrain.tiers.jsonfile import read, read_lines
+from dtrain.tiers.format.jsonfile import read, read_lines
 
 TOLERANCE = 1e-4
 """Relative, of a loss against that of the fixed run: float32 sums in another order, and updates that follow them."""

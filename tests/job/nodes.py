@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 from tests.job.dtrain import SPEC, Ended, Job, finish
 
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import MemoryDir, memory_dir
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.slots import MemoryDir, memory_dir
 
 NODES = 2
 

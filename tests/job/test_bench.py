@@ -10,7 +10,7 @@ import pytest
 from tests.job.dtrain import SPEC, Job, document, finish, wait
 
 from dtrain.planners.methods import METHODS
-from dtrain.tiers.memory import TMPFS
+from dtrain.tiers.memory.slots import TMPFS
 
 UNPICKLABLE = """
 import torch

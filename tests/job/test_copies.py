@@ -12,8 +12,8 @@ from tests.job.dtrain import STEPS, Job, cleaned, document, finish, wait, wait_f
 from tests.job.test_storage import slowed
 
 from dtrain.tiers.fence import claim
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.store import Place, open_store
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.stores.store import Place, open_store
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.job.dtrain import Job, slow, unbroken, wait
 from tests.job.elastic import WORDS, assert_trained_alike, elastic_spec, shrink_and_grow
 from tests.job.nodes import cluster
 
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from tests.job.dtrain import STEPS, Job, assert_same, finish, wait, wait_for_ste
 from tests.job.test_peer import PROCESS
 
 from dtrain.tiers.faults import POINTS, fail_at
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 # Several deaths in one run, an attempt each: point, rank, step. First and middle steps, the step before and after a
 # disk checkpoint, the last step.
@@ -135,7 +135,7 @@ def test_the_whole_job_killed_and_resumed_again_and_again(deaths: list[tuple[str
 def test_the_process_that_forks_the_workers_killed(job: Job, oracle: Job) -> None:
     process = job.start("run", "spec.yaml", fault=fail_at(0, 8, "window.forward", kind="stop"))
     wait(job.stopped, 60, "the fault")
-    (nursery,) = job.running("dtrain.engine.nursery")
+    (nursery,) = job.running("dtrain.engine.attempt.nursery")
     nursery.kill()
     ended = finish(process)
     assert ended.code == 0, ended.said
@@ -145,7 +145,9 @@ def test_the_process_that_forks_the_workers_killed(job: Job, oracle: Job) -> Non
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("module", ["dtrain.engine.nursery", pytest.param("standin.py", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "module", ["dtrain.engine.attempt.nursery", pytest.param("standin.py", marks=pytest.mark.campaign)]
+)
 def test_what_stands_between_launcher_and_workers_is_stopped(module: str, job: Job, oracle: Job) -> None:
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(8, STEPS + 1))
     process = job.start("run", "spec.yaml", "cluster.heartbeat_timeout=1s", fault=slow)
@@ -160,7 +162,7 @@ def test_what_stands_between_launcher_and_workers_is_stopped(module: str, job: J
 
 def test_row_1_killed_between_data_and_manifest_the_older_step_is_resumed(job: Job, oracle: Job) -> None:
     """As after a power cut: the memory is gone, the newest checkpoint on disk has no manifest."""
-    from dtrain.tiers.memory import memory_dir
+    from dtrain.tiers.memory.slots import memory_dir
 
     process = job.start("run", "spec.yaml", fault=fail_at(None, 6, "drain.manifest", kind="stop", attempt=None))
     wait_for_step(job, 7)
@@ -234,7 +236,7 @@ def test_drainers_that_always_die_do_not_stop_training(job: Job, oracle: Job) ->
 
 
 def test_row_38_memory_removed_under_a_live_run(job: Job, oracle: Job) -> None:
-    from dtrain.tiers.memory import memory_dir
+    from dtrain.tiers.memory.slots import memory_dir
 
     slow = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(4, 9))
     process = job.start("run", "spec.yaml", fault=slow)

@@ -15,8 +15,8 @@ import pytest
 from tests.job.dtrain import COMMAND, STEPS, Job, finish, wait_for_step
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.memory.slots import memory_dir
 
 SLOW = ";".join(fail_at(0, step, "step.start", kind="slow") for step in range(2, STEPS + 1))
 

@@ -12,7 +12,7 @@ from tests.job.elastic import assert_trained_alike, elastic_spec
 from tests.job.nodes import Cluster, cluster
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import read_lines
+from dtrain.tiers.format.jsonfile import read_lines
 
 STEPS, LONG_STEPS = 12, 60
 WAIT = "cluster.on_node_loss=wait"

@@ -14,7 +14,7 @@ from tests.job.dtrain import STEPS, Job, assert_same, finish, slow, wait, wait_f
 from tests.job.nodes import Cluster, cluster
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dtrain.engine.line import START_KEY, STORE_TIMEOUT
+from dtrain.engine.network.line import START_KEY, STORE_TIMEOUT
 from dtrain.tiers.faults import fail_at
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, finish, slow, wait
 from tests.tiers.s3 import BUCKET, ENVIRONMENT, SECRETS, call, keys, serving
 
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.memory.slots import memory_dir
 
 WITH_DISK = "{{type: memory}}, {{type: disk, every: 3, keep: 3}}, {{type: object, every: 3, keep: 2, {where}}}"
 ALONE = "{{type: memory}}, {{type: object, every: 3, keep: 2, {where}}}"

@@ -9,7 +9,7 @@ from tests.job.dtrain import Job, assert_same, cleaned
 from tests.job.test_strategies import assert_close, shards_of
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import read
+from dtrain.tiers.format.jsonfile import read
 
 DOCS = Path(__file__).parents[2] / "docs" / "strategies.md"
 CUTS = {

@@ -10,7 +10,7 @@ import pytest
 from tests.job.dtrain import SPEC, STEPS, Job, assert_same, cleaned, finish, wait
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.memory.slots import memory_dir
 
 PLAIN_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")
 """Root without its power to pass over permissions: what may not be written is not written."""

@@ -146,7 +146,7 @@ def test_row_46_nothing_to_resume_from_is_no_fresh_start(job: Job) -> None:
 
 
 def test_row_46_memory_only_and_memory_lost(job: Job) -> None:
-    from dtrain.tiers.memory import memory_dir
+    from dtrain.tiers.memory.slots import memory_dir
 
     process = job.start("run", "spec.yaml", "max_steps=100000", "tiers=[{type: memory, every: 1}]")
     wait_for_step(job, 4)
@@ -287,7 +287,7 @@ def test_row_25_a_full_disk_is_told_and_training_goes_on(job: Job, oracle: Job) 
     """The drainer's copies of shards fail as they do on a full disk."""
     (job.folder / "sitecustomize.py").write_text(
         "import os, errno, sys\n"
-        "if 'dtrain.tiers.drainer' in ' '.join(sys.orig_argv):\n"
+        "if 'dtrain.tiers.drain.drainer' in ' '.join(sys.orig_argv):\n"
         "    pwrite = os.pwrite\n"
         "    def full(descriptor, data, *where):\n"
         "        if len(data) > 10000:\n"

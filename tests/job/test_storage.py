@@ -9,7 +9,7 @@ import pytest
 from tests.job.dtrain import STEPS, Job, assert_same, cleaned, finish, wait, wait_for_step
 
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.memory import memory_dir
+from dtrain.tiers.memory.slots import memory_dir
 
 CLIFF = '''
 import torch

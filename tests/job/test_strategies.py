@@ -12,7 +12,7 @@ from tests.job.dtrain import Job, assert_same, cleaned
 from dtrain.specs.errors import SpecError
 from dtrain.specs.load import load_spec
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.jsonfile import read
+from dtrain.tiers.format.jsonfile import read
 
 SPEC = """
 name: spread

@@ -5,10 +5,10 @@ import torch
 from tests.planners.build import MakeSpec
 from torch import Tensor
 
-from dtrain.engine.masters import lower
 from dtrain.engine.models.gpt import Gpt
-from dtrain.engine.precision import autocast
-from dtrain.planners.activations import layer_bytes
+from dtrain.engine.optim.masters import lower
+from dtrain.engine.parallel.precision import autocast
+from dtrain.planners.models.activations import layer_bytes
 from dtrain.specs.models import GptModel
 
 SEQ_LEN, SAMPLES = 64, 2

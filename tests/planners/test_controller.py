@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dtrain.planners.controller import (
+from dtrain.planners.running.controller import (
     CALIBRATION_EVERY,
     GIVEN_COST_S,
     GIVEN_TIMES_BUDGET,
@@ -17,7 +17,7 @@ from dtrain.planners.controller import (
     excess_of_given,
     first_setting,
 )
-from dtrain.planners.observed import (
+from dtrain.planners.running.observed import (
     EARLY_SNAPSHOTS,
     PROBE_TIMES,
     WARM_UP_STEPS,

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 from tests.planners.build import MakeSpec
 
-from dtrain.planners import diffusion, encoder
-from dtrain.planners.gpt import parameter_count
 from dtrain.planners.machine import Machine
+from dtrain.planners.models import diffusion, encoder
+from dtrain.planners.models.gpt import parameter_count
+from dtrain.planners.models.workload import sample_tokens, workload
 from dtrain.planners.plan import make_plan
-from dtrain.planners.shards import TensorInfo
-from dtrain.planners.workload import sample_tokens, workload
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.specs.shapes import DiffusionShape, EncoderShape
 
 BERT_BASE = {"family": "encoder", "n_layers": 12, "d_model": 768, "n_heads": 12, "vocab_size": 30522}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.planners import gpt
-from dtrain.planners.workload import BACKWARD_TO_FORWARD
+from dtrain.planners.models import gpt
+from dtrain.planners.models.workload import BACKWARD_TO_FORWARD
 from dtrain.specs.models import GptModel
 
 

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.planners.layers import runs_of_stages
+from dtrain.planners.sharding.layers import runs_of_stages
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())

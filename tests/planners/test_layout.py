@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planners.build import MakeSpec, tiny
 
-from dtrain.planners.activations import in_flight
 from dtrain.planners.devices import rates, with_items
 from dtrain.planners.known import LEAST_OF_LINK
-from dtrain.planners.layers import layers_of_stages
-from dtrain.planners.layout import FEW_RANKS, largest_shard, layout_of
 from dtrain.planners.machine import Machine, Measured
-from dtrain.planners.mesh import DIMS, Mesh
+from dtrain.planners.models.activations import in_flight
+from dtrain.planners.models.workload import workload
 from dtrain.planners.plan import make_plan
-from dtrain.planners.shards import own, shard_bytes
+from dtrain.planners.sharding.layers import layers_of_stages
+from dtrain.planners.sharding.layout import FEW_RANKS, largest_shard, layout_of
+from dtrain.planners.sharding.mesh import DIMS, Mesh
+from dtrain.planners.sharding.shards import own, shard_bytes
+from dtrain.planners.sharding.state import state_tensors
 from dtrain.planners.sizes import count_sizes
-from dtrain.planners.state import state_tensors
 from dtrain.planners.traffic import Link, link
-from dtrain.planners.workload import workload
 from dtrain.specs.models import Spec
-from dtrain.tiers.boxes import tile
+from dtrain.tiers.format.boxes import tile
 
 DEGREES = st.fixed_dictionaries(
     {

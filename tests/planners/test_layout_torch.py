@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from dtrain.engine.layout import held_of
 from dtrain.engine.models.gpt import Gpt
-from dtrain.engine.parallel.layout import held_of
 from dtrain.engine.parallel.wrap import spread as spread_model
-from dtrain.planners import gpt
-from dtrain.planners.layout import layout_of, shared_by_ends
-from dtrain.planners.mesh import DIMS, mesh_of
-from dtrain.planners.shards import TensorInfo
+from dtrain.planners.models import gpt
+from dtrain.planners.sharding.layout import layout_of, shared_by_ends
+from dtrain.planners.sharding.mesh import DIMS, mesh_of
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.specs.models import GptModel, Spec
 
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from tests.planners.build import MakeSpec
 from dtrain.cli import machine as module
 from dtrain.cli.core import Core, look_at_core, rounded
 from dtrain.cli.machine import choose_accelerator, nvidia_gpus, omp_threads, shm_free_bytes, table_name, this_machine
-from dtrain.engine.forks import worker_environment
+from dtrain.engine.attempt.forks import worker_environment
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from dtrain.planners.placement import place
+from dtrain.planners.sharding.placement import place
 
 SMALL = [(nodes, replicas) for nodes in range(2, 9) for replicas in range(1, nodes)]
 

@@ -12,7 +12,7 @@ from tests.planners.build import MakeSpec, tiny
 from dtrain.planners.devices import DISK_COMMIT_S
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
-from dtrain.planners.shards import TensorInfo
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.specs.units import LEAST_RATE, LEAST_SECONDS, MOST_RATE, MOST_SECONDS
 
 CONTRACT: dict[str, set[str]] = {

@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.planners.build import MakeSpec
 
 from dtrain.cli import machine
-from dtrain.cli.plan import plan as plan_command
-from dtrain.cli.plan_page import render
+from dtrain.cli.plan.command import plan as plan_command
+from dtrain.cli.plan.page import render
 from dtrain.planners.elastic import elastic_plan
 from dtrain.planners.machine import Machine
 from dtrain.planners.plan import Plan, make_plan

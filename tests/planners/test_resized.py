@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.engine.build import job_spec
 
 from dtrain.planners.document import Settled
-from dtrain.planners.layers import windows_per_step
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan
-from dtrain.planners.resized import taking_along
+from dtrain.planners.running.resized import taking_along
+from dtrain.planners.sharding.layers import windows_per_step
 from dtrain.specs.models import Spec
 from dtrain.specs.nodes import NodeCount
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.benchmarks.scale import LOST_ZONE, NEW, NODES, OLD, all_hold, ways
 
-from dtrain.tiers.agree import Held, agreed, between_nodes
-from dtrain.tiers.recovery import MEMORY, Candidate
-from dtrain.tiers.store import Place
+from dtrain.tiers.reading.agree import Held, agreed, between_nodes
+from dtrain.tiers.reading.recovery import MEMORY, Candidate
+from dtrain.tiers.stores.store import Place
 
 CANDIDATES = [Candidate(version, Place(MEMORY, "")) for version in (NEW, OLD)]
 

@@ -11,7 +11,7 @@ from dtrain.planners.devices import DISK_COMMIT_S, OBJECT_BYTES_PER_S, OBJECT_CO
 from dtrain.planners.document import TierPlan
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan
-from dtrain.tiers.layout import Version
+from dtrain.tiers.format.layout import Version
 from dtrain.tiers.retention import Rule
 
 MEMORY = {"type": "memory"}

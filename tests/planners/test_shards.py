@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.planners.shards import Held, TensorInfo, divide, own, replicated
+from dtrain.planners.sharding.shards import Held, TensorInfo, divide, own, replicated
 
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 tensor_lists = st.lists(st.tuples(st.sampled_from(["F32", "BF16", "I64", "U8"]), shapes), max_size=12).map(

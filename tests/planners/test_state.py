@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.planners.layout import Layout, largest_shard
-from dtrain.planners.mesh import Mesh
-from dtrain.planners.shards import TensorInfo, divide, shard_bytes
-from dtrain.planners.state import state_bytes, state_tensors
+from dtrain.planners.sharding.layout import Layout, largest_shard
+from dtrain.planners.sharding.mesh import Mesh
+from dtrain.planners.sharding.shards import TensorInfo, divide, shard_bytes
+from dtrain.planners.sharding.state import state_bytes, state_tensors
 from dtrain.specs.models import Training
 
 PARAMETERS = [TensorInfo("a.weight", "F32", (4, 3)), TensorInfo("b.bias", "F32", (5,))]

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from tests.planners.build import MakeSpec
 
-from dtrain.planners import gpt
 from dtrain.planners.devices import (
     ACCELERATORS,
     COPY_ITEM_S,
@@ -24,12 +23,13 @@ from dtrain.planners.devices import (
     with_items,
 )
 from dtrain.planners.machine import Machine, Measured
+from dtrain.planners.models import gpt
+from dtrain.planners.models.workload import sample_tokens, workload
 from dtrain.planners.plan import make_plan
-from dtrain.planners.shards import TensorInfo
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.planners.sizes import Sizes, count_sizes
 from dtrain.planners.times import exposed_exchange_s, ring_exchange_s, step_times, update_bytes
 from dtrain.planners.traffic import traffic
-from dtrain.planners.workload import sample_tokens, workload
 from dtrain.specs.models import GptModel, Spec
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 from tests.specs.build import BASE, Desk, changed
 
-from dtrain.specs.hints import for_key, spellings
-from dtrain.specs.outline import keys_of, places
+from dtrain.specs.checks.hints import for_key, spellings
+from dtrain.specs.checks.outline import keys_of, places
 from dtrain.specs.secrets import is_secret
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.specs.build import BASE, Desk, changed
 
 from dtrain.specs.datasets import TextDataset
-from dtrain.specs.interpolate import expand
 from dtrain.specs.load import load_spec, spec_from_json, spec_to_json
+from dtrain.specs.text.interpolate import expand
 
 ENVIRONMENT = {"SCRATCH": "/scratch", "USER": "ada", "EMPTY": "", "TRICK": "${USER}: {a: 1}"}
 

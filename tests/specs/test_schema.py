@@ -10,14 +10,14 @@ import pytest
 from tests.specs.build import Desk
 
 import dtrain.specs
+from dtrain.specs.checks.outline import keys_of, places, wanted_at
+from dtrain.specs.checks.wording import EXAMPLES
 from dtrain.specs.load import load_spec
 from dtrain.specs.models import GptModel, Spec
-from dtrain.specs.outline import keys_of, places, wanted_at
 from dtrain.specs.places import MemoryTier
 from dtrain.specs.schema import json_schema
 from dtrain.specs.template import TEMPLATE
-from dtrain.specs.wording import EXAMPLES
-from dtrain.specs.yaml12 import parse
+from dtrain.specs.text.yaml12 import parse
 
 SPECS = Path(dtrain.specs.__file__).parent
 

@@ -3,8 +3,8 @@
 import pytest
 from tests.specs.build import Desk, changed
 
-from dtrain.specs.support import planned
-from dtrain.specs.yaml12 import parse
+from dtrain.specs.checks.support import planned
+from dtrain.specs.text.yaml12 import parse
 
 PLANNED: dict[str, tuple[str, str, str, str]] = {
     # replaced text, new text, key, what works today

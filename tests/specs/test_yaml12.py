@@ -9,8 +9,8 @@ from tests.specs.build import BASE, Desk, changed
 
 from dtrain.specs.errors import SpecError
 from dtrain.specs.load import load_spec
-from dtrain.specs.tree import plain
-from dtrain.specs.yaml12 import MAX_BYTES, MAX_VALUES, parse, resolve
+from dtrain.specs.text.tree import plain
+from dtrain.specs.text.yaml12 import MAX_BYTES, MAX_VALUES, parse, resolve
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dtrain.planners.shards import TensorInfo, divide
+from dtrain.planners.sharding.shards import TensorInfo, divide
 from dtrain.specs.dtypes import DTYPE_BYTES
-from dtrain.tiers.digest import digest, state_digest
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import dumps, replace
-from dtrain.tiers.layout import RunDir
-from dtrain.tiers.manifest import Manifest
-from dtrain.tiers.memory import MemoryDir, Slot, SlotRecord
-from dtrain.tiers.recovery import Opened, contents
-from dtrain.tiers.shardfile import Entry, Shard
+from dtrain.tiers.format.digest import digest, state_digest
+from dtrain.tiers.format.jsonfile import dumps, replace
+from dtrain.tiers.format.layout import RunDir
+from dtrain.tiers.format.manifest import Manifest
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import MemoryDir, Slot, SlotRecord
+from dtrain.tiers.reading.recovery import Opened, contents
 from dtrain.tiers.tier import disk_tier
 
 TENSORS = [

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtrain.tiers import faults
-from dtrain.tiers.digest import Hasher, digest
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import check_name
-from dtrain.tiers.store import Progress
+from dtrain.tiers.format.digest import Hasher, digest
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import check_name
+from dtrain.tiers.stores.store import Progress
 
 
 class FakeStore:

@@ -21,11 +21,11 @@ from typing import Any
 from tests.tiers.build import RUN_ID, manifest_of, snapshot
 
 from dtrain.tiers import faults
-from dtrain.tiers.layout import Version
-from dtrain.tiers.manifest import Manifest
-from dtrain.tiers.memory import MemoryDir
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.manifest import Manifest
+from dtrain.tiers.memory.slots import MemoryDir
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.store import Place
+from dtrain.tiers.stores.store import Place
 from dtrain.tiers.tier import Tier, open_tier
 
 Tree = dict[str, bytes | None]

@@ -21,11 +21,11 @@ from moto.server import ThreadedMotoServer
 from tests.tiers.build import TENSORS, Place, snapshot, value_of
 from werkzeug.serving import WSGIRequestHandler
 
-from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import Version
-from dtrain.tiers.object import ObjectStore
-from dtrain.tiers.recovery import candidate_of, contents, open_candidate
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.stores.object import ObjectStore
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import Checkpoint, Tier
 
 KEY_ID = "AKIAWHALEBONE4711"

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from tests.tiers.s3 import CHUNK, ENVIRONMENT, Proxy, proxying, serving
 
-from dtrain.tiers import object as object_store
+from dtrain.tiers.stores import object as object_store
 
 
 @pytest.fixture(scope="session")

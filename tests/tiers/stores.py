@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from dtrain.tiers.digest import Hasher
-from dtrain.tiers.store import Progress, Store
+from dtrain.tiers.format.digest import Hasher
+from dtrain.tiers.stores.store import Progress, Store
 
 
 class LateListings:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers.build import put
 
-from dtrain.tiers.agree import (
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.reading.agree import (
     Held,
     Shards,
     agreed,
@@ -22,10 +24,8 @@ from dtrain.tiers.agree import (
     to_drain,
     with_memory_of_all,
 )
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import Candidate
-from dtrain.tiers.store import Place
+from dtrain.tiers.reading.recovery import Candidate
+from dtrain.tiers.stores.store import Place
 
 V1, V2, V3 = (Version(attempt=1, step=step) for step in (1, 2, 3))
 MEMORY, DISK, FAR = Place("memory", "/dev/shm/x"), Place("disk", "/shared/run"), Place("object", "s3://b/run")

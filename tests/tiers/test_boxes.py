@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtrain.tiers import boxes as room
-from dtrain.tiers.boxes import MAX_CUT, Box, inside, tile
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.manifest import ShardFile, build, parse_manifest, shard_file_from_json
-from dtrain.tiers.shardfile import Entry, Shard, parse_header
+from dtrain.tiers.format import boxes as room
+from dtrain.tiers.format.boxes import MAX_CUT, Box, inside, tile
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.manifest import ShardFile, build, parse_manifest, shard_file_from_json
+from dtrain.tiers.format.shardfile import Entry, Shard, parse_header
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 

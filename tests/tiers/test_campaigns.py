@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.campaigns import bit_flips, kill_storage
 
-from dtrain.tiers.layout import Version
+from dtrain.tiers.format.layout import Version
 
 
 def test_killed_writers_lose_nothing_that_was_committed(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_flipped_bits_are_noticed(tmp_path: Path) -> None:
 
 
 def test_the_flips_see_what_goes_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtrain.tiers.recovery.digest", lambda data: _Anything())
+    monkeypatch.setattr("dtrain.tiers.reading.recovery.digest", lambda data: _Anything())
     assert bit_flips.campaign(30, 5, tmp_path / "place").wrong
 
 

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from tests.tiers.build import RUN_ID, Place, put, snapshot
 
-from dtrain.planners.shards import TensorInfo, divide
+from dtrain.planners.sharding.shards import TensorInfo, divide
 from dtrain.specs.errors import SpecError
 from dtrain.specs.load import load_spec
 from dtrain.tiers import faults
-from dtrain.tiers.digest import digest
-from dtrain.tiers.directory import DirectoryStore, file_system_type
-from dtrain.tiers.drainer import Drainer, DrainJob
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import Unreadable, dumps, read_lines
-from dtrain.tiers.layout import MANIFEST, Version
-from dtrain.tiers.manifest import build
-from dtrain.tiers.recovery import find, open_candidate, verify
+from dtrain.tiers.drain.drainer import Drainer, DrainJob
+from dtrain.tiers.drain.writer import TierJob
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.jsonfile import Unreadable, dumps, read_lines
+from dtrain.tiers.format.layout import MANIFEST, Version
+from dtrain.tiers.format.manifest import build
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading.recovery import find, open_candidate, verify
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.stores.directory import DirectoryStore, file_system_type
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import open_tier
-from dtrain.tiers.writer import TierJob
 
 EXAMPLE = Path(__file__).parents[2] / "specs/examples/tiny-gpt.yaml"
 
@@ -196,7 +196,7 @@ def test_row_32_a_mounted_bucket_gets_its_manifest_last_and_no_rename(
 ) -> None:
     assert file_system_type(Path("/proc")) == "proc"
     assert file_system_type(Path("/dev/shm/not/there/yet")) == "tmpfs"
-    monkeypatch.setattr("dtrain.tiers.directory.file_system_type", lambda path: "fuse.gcsfuse")
+    monkeypatch.setattr("dtrain.tiers.stores.directory.file_system_type", lambda path: "fuse.gcsfuse")
     tier = open_tier(StorePlace("disk", str(place.root)), RUN_ID)
     seen: list[tuple[str, str]] = []
     before = faults.watch(lambda name, where, detail: seen.append((name, where)))
@@ -224,7 +224,7 @@ def test_row_51_a_missing_rank_is_not(place: Place) -> None:
     put(place.memory, 0, 2, 0, 1)
     record = place.memory.slots(0, 2)[0].record()
     assert record is not None
-    from dtrain.tiers.gather import unread
+    from dtrain.tiers.memory.gather import unread
 
     with pytest.raises(Unreadable, match="1 ranks, should be 2"):
         build(record.version, 2, RUN_ID, {}, [unread(place.memory, record).checked()])

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from tests.tiers.build import Place, snapshot
 
-from dtrain.tiers.layout import Version
-from dtrain.tiers.lineage import highest_attempt
-from dtrain.tiers.recovery import find
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.reading.lineage import highest_attempt
+from dtrain.tiers.reading.recovery import find
 from dtrain.tiers.retention import Rule
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86_400.0
 WALL = {
-    "engine/report.py",  # `time` of lines for people
+    "engine/training/report.py",  # `time` of lines for people
     "engine/job.py",  # the same, of a worker's last words
-    "tiers/jsonfile.py",  # the same, of events
+    "tiers/format/jsonfile.py",  # the same, of events
     "cli/identity.py",  # when a run was made
-    "tiers/leftovers.py",  # how old an empty folder without an owner is that nobody holds
-    "cli/bench_folder.py",  # the same, of a benchmark's
+    "tiers/memory/leftovers.py",  # how old an empty folder without an owner is that nobody holds
+    "cli/bench/folder.py",  # the same, of a benchmark's
 }
 """All that may ask for the time of day: what is told to people, and what besides is protected by a lock."""
 

@@ -10,15 +10,15 @@ from tests.tiers.build import RUN_ID, Place, snapshot
 from tests.tiers.test_writer import ALONE, events, from_memory
 
 from dtrain.tiers import fence
-from dtrain.tiers.directory import DirectoryStore
-from dtrain.tiers.drainer import Drainer, DrainJob
+from dtrain.tiers.drain.drainer import Drainer, DrainJob
+from dtrain.tiers.drain.writer import TierFailed, TierJob, Writer
 from dtrain.tiers.fence import ClaimGone, Fenced, Taken, claim
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import dumps
-from dtrain.tiers.layout import RunDir, Version
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.format.jsonfile import dumps
+from dtrain.tiers.format.layout import RunDir, Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.stores.directory import DirectoryStore
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import Tier, open_tier
-from dtrain.tiers.writer import TierFailed, TierJob, Writer
 
 WAYS = ["rename", "manifest"]
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.tiers.build import Place, shard_of
 
-from dtrain.tiers.digest import digest
-from dtrain.tiers.jsonfile import Unreadable, dumps
-from dtrain.tiers.layout import MANIFEST, Version
-from dtrain.tiers.manifest import parse_manifest
-from dtrain.tiers.recovery import find, open_candidate, verify
-from dtrain.tiers.shardfile import MAX_HEADER, PAGE, ShardReader, parse_header
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.jsonfile import Unreadable, dumps
+from dtrain.tiers.format.layout import MANIFEST, Version
+from dtrain.tiers.format.manifest import parse_manifest
+from dtrain.tiers.format.shardfile import MAX_HEADER, PAGE, ShardReader, parse_header
+from dtrain.tiers.reading.recovery import find, open_candidate, verify
 
 FOLDER = Version(1, 2).dirname
 RANK = "rank-00000.safetensors"

@@ -7,10 +7,10 @@ import pytest
 from safetensors import safe_open
 from tests.tiers.build import TENSORS, Place, digest_of, put, snapshot, value_of
 
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version, parse_version
-from dtrain.tiers.memory import SlotRecord
-from dtrain.tiers.recovery import contents, find, open_candidate, verify
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version, parse_version
+from dtrain.tiers.memory.slots import SlotRecord
+from dtrain.tiers.reading.recovery import contents, find, open_candidate, verify
 from dtrain.tiers.retention import Rule
 from dtrain.tiers.tier import disk_tier
 

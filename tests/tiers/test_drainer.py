@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 
-from dtrain.tiers.drainer import DrainJob
+from dtrain.tiers.drain.drainer import DrainJob
+from dtrain.tiers.drain.writer import TierJob
 from dtrain.tiers.faults import POINTS, fail_at
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import Version
-from dtrain.tiers.recovery import find, open_candidate, verify
-from dtrain.tiers.writer import TierJob
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.reading.recovery import find, open_candidate, verify
 
 DRAIN_POINTS = [name for name in POINTS if name.startswith(("drain.", "prune."))]
 
@@ -26,7 +26,7 @@ def start(place: Place, fault: str = "", keep: int = 2) -> subprocess.Popen[byte
     )
     environment = {**os.environ, "DTRAIN_FAULT": fault}
     return subprocess.Popen(
-        [sys.executable, "-m", "dtrain.tiers.drainer", str(job)], stdin=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "dtrain.tiers.drain.drainer", str(job)], stdin=subprocess.PIPE, env=environment
     )
 
 

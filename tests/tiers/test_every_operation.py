@@ -23,10 +23,10 @@ from tests.tiers.oplog import Snapshots, disk
 import dtrain.tiers
 from dtrain.tiers import faults
 from dtrain.tiers.fence import Fenced
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.store import Place, Store
+from dtrain.tiers.stores.store import Place, Store
 from dtrain.tiers.tier import Checkpoint, Tier
 
 STEPS = (1, 2, 3)

@@ -15,14 +15,14 @@ from safetensors import deserialize, safe_open
 from tests.tiers import build
 from tests.tiers.build import TENSORS, Place, digest_of, value_of
 
-from dtrain.planners.shards import TensorInfo
-from dtrain.tiers import export as room
+from dtrain.planners.sharding.shards import TensorInfo
 from dtrain.tiers import faults
-from dtrain.tiers.export import INDEX, NOTE, SINGLE, Exported, export, plan
-from dtrain.tiers.jsonfile import Unreadable
+from dtrain.tiers.format.jsonfile import Unreadable
 from dtrain.tiers.lock import FolderLock, Locked
-from dtrain.tiers.recovery import find, in_memory, open_candidate
-from dtrain.tiers.whole import Facts, facts_of
+from dtrain.tiers.reading import export as room
+from dtrain.tiers.reading.export import INDEX, NOTE, SINGLE, Exported, export, plan
+from dtrain.tiers.reading.recovery import find, in_memory, open_candidate
+from dtrain.tiers.reading.whole import Facts, facts_of
 
 BIG = 2**40
 

@@ -9,13 +9,13 @@ import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 
 from dtrain.tiers import faults
-from dtrain.tiers.gather import gather
-from dtrain.tiers.glance import glance
-from dtrain.tiers.layout import Version
-from dtrain.tiers.manifest import Manifest
-from dtrain.tiers.object import ObjectStore
-from dtrain.tiers.store import Place as Where
-from dtrain.tiers.store import StoreError
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.manifest import Manifest
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading.glance import glance
+from dtrain.tiers.stores.object import ObjectStore
+from dtrain.tiers.stores.store import Place as Where
+from dtrain.tiers.stores.store import StoreError
 from dtrain.tiers.tier import Tier
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tests.tiers.build import Place
 
-from dtrain.tiers import journal as module
-from dtrain.tiers.journal import leave_note, take_notes, tell_losses
-from dtrain.tiers.jsonfile import append_event, append_line, read_lines
-from dtrain.tiers.layout import Version
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.drain.writer import TierJob, Writer
+from dtrain.tiers.format import journal as module
+from dtrain.tiers.format.journal import leave_note, take_notes, tell_losses
+from dtrain.tiers.format.jsonfile import append_event, append_line, read_lines
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.together import Group
-from dtrain.tiers.writer import TierJob, Writer
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         room["bytes"] -= done
         return done
 
-    monkeypatch.setattr("dtrain.tiers.journal.os.write", limited)
+    monkeypatch.setattr("dtrain.tiers.format.journal.os.write", limited)
     return room
 
 

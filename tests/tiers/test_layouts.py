@@ -20,21 +20,21 @@ from tests.tiers.build import RUN_ID, Place, digest_of, fill, value_of
 from tests.tiers.test_boxes import cuts
 from tests.tiers.test_damage import with_digest
 
-from dtrain.cli.verify import check
-from dtrain.planners.shards import Held, TensorInfo, own
+from dtrain.cli.checkpoints.verify import check
+from dtrain.planners.sharding.shards import Held, TensorInfo, own
 from dtrain.specs.dtypes import DTYPE_BYTES
-from dtrain.tiers import recovery
-from dtrain.tiers import stretches as room
-from dtrain.tiers.boxes import Box, inside
-from dtrain.tiers.digest import digest, state_digest
-from dtrain.tiers.directory import DirectoryStore
-from dtrain.tiers.export import SINGLE, export
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import MANIFEST, Version
-from dtrain.tiers.recovery import Opened, contents, find, in_memory, open_candidate
-from dtrain.tiers.shardfile import Entry, Shard
-from dtrain.tiers.whole import facts_of, read_whole
+from dtrain.tiers.format.boxes import Box, inside
+from dtrain.tiers.format.digest import digest, state_digest
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import MANIFEST, Version
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading import recovery
+from dtrain.tiers.reading import stretches as room
+from dtrain.tiers.reading.export import SINGLE, export
+from dtrain.tiers.reading.recovery import Opened, contents, find, in_memory, open_candidate
+from dtrain.tiers.reading.whole import facts_of, read_whole
+from dtrain.tiers.stores.directory import DirectoryStore
 
 STEP = 3
 FOLDER = Version(1, STEP).dirname

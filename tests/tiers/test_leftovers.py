@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.tiers.build import RUN_ID, snapshot
 
-from dtrain.tiers import memory
-from dtrain.tiers.jsonfile import dumps, replace
-from dtrain.tiers.layout import RunDir, Version
-from dtrain.tiers.leftovers import sweep
+from dtrain.tiers.format.jsonfile import dumps, replace
+from dtrain.tiers.format.layout import RunDir, Version
 from dtrain.tiers.lock import FolderLock
-from dtrain.tiers.memory import MemoryDir, open_memory_dir
+from dtrain.tiers.memory import slots as memory
+from dtrain.tiers.memory.leftovers import sweep
+from dtrain.tiers.memory.slots import MemoryDir, open_memory_dir
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 from tests.tiers.build import RUN_ID, Place, manifest_of, snapshot
 from tests.tiers.fake import FakeStore
 
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import append_event, dumps, replace
-from dtrain.tiers.layout import Version
-from dtrain.tiers.lineage import LEAP, highest_attempt, holdings, remembered
-from dtrain.tiers.store import Place as StorePlace
-from dtrain.tiers.store import StoreError
+from dtrain.tiers.format.jsonfile import append_event, dumps, replace
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading.lineage import LEAP, highest_attempt, holdings, remembered
+from dtrain.tiers.stores.store import Place as StorePlace
+from dtrain.tiers.stores.store import StoreError
 from dtrain.tiers.tier import Tier
 
 

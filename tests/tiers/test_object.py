@@ -11,15 +11,15 @@ import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 from tests.tiers.s3 import BUCKET, CHUNK, SECRETS, Proxy, call, keys, place_at, proxying, store_at
 
-from dtrain.tiers import object as object_store
-from dtrain.tiers.digest import digest
-from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import Version
-from dtrain.tiers.object import ObjectStore
-from dtrain.tiers.store import StoreError
+from dtrain.tiers.drain.writer import TierJob, Writer
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.stores import object as object_store
+from dtrain.tiers.stores.object import ObjectStore
+from dtrain.tiers.stores.store import StoreError
+from dtrain.tiers.stores.wording import masked
 from dtrain.tiers.together import Group
-from dtrain.tiers.wording import masked
-from dtrain.tiers.writer import TierJob, Writer
 
 pytest_plugins = ["tests.tiers.s3fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
@@ -165,7 +165,7 @@ def test_an_endpoint_that_never_answers_fails_in_the_time_it_has(proxy: Proxy, p
 
 
 def test_the_limits_of_one_request_are_shorter_than_the_drainer_s_patience() -> None:
-    from dtrain.engine.drain import FAR_PATIENCE_S
+    from dtrain.engine.storage.drain import FAR_PATIENCE_S
 
     # a create that is never answered: one try, then the object is asked, and asked again
     assert (3 * object_store.REQUEST_TIMEOUT).total_seconds() < FAR_PATIENCE_S

@@ -16,18 +16,18 @@ from tests.tiers.stores import LateListings
 from tests.tiers.test_layouts import BIAS, MATRIX, meshed, plain_digest, store
 
 from dtrain.tiers import faults
-from dtrain.tiers import object as object_store
+from dtrain.tiers.drain.writer import TierJob, Writer
 from dtrain.tiers.fence import Fenced, Taken, claim
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.reading.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.reading.stretches import Stretch, stretches
+from dtrain.tiers.reading.whole import facts_of, read_whole
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.stretches import Stretch, stretches
+from dtrain.tiers.stores import object as object_store
 from dtrain.tiers.tier import Tier, open_tier
 from dtrain.tiers.together import Group
-from dtrain.tiers.whole import facts_of, read_whole
-from dtrain.tiers.writer import TierJob, Writer
 
 pytest_plugins = ["tests.tiers.s3fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
@@ -118,7 +118,7 @@ def test_a_note_that_cannot_be_taken_away_leaves_the_checkpoint_whole(
 
 def upload_slowly(endpoint: str, prefix: str, memory: Path) -> None:
     """In a process of its own: a writer that hangs in the middle of a file."""
-    from dtrain.tiers.memory import MemoryDir
+    from dtrain.tiers.memory.slots import MemoryDir
 
     object_store.CHUNK = CHUNK
     records = MemoryDir(memory).whole()[Version(1, 10)]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 
-from dtrain.tiers import directory
-from dtrain.tiers.copyfile import copy_durable
-from dtrain.tiers.digest import BLOCK, Hasher, Sums, digest, file_digest
-from dtrain.tiers.gather import Unread, gather
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.store import Progress
+from dtrain.tiers.format.digest import BLOCK, Hasher, Sums, digest, file_digest
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import Unread, gather
+from dtrain.tiers.stores import directory
+from dtrain.tiers.stores.copyfile import copy_durable
+from dtrain.tiers.stores.store import Progress
 from dtrain.tiers.tier import disk_tier
 
 Bend = Callable[[Path], None]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.tiers.oplog import MANY, Killed, Op, Recorder, Snapshots, Tree, disk, keep, materialise, save, states_of
 
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.recovery import find, open_candidate, verify
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.reading.recovery import find, open_candidate, verify
 from dtrain.tiers.retention import Rule
 from dtrain.tiers.tier import Tier
 

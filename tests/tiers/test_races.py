@@ -13,11 +13,11 @@ from tests.tiers.build import RUN_ID, Place, snapshot
 
 from dtrain.tiers import faults
 from dtrain.tiers.fence import Fenced, claim
-from dtrain.tiers.gather import gather
-from dtrain.tiers.layout import MANIFEST, Version
+from dtrain.tiers.format.layout import MANIFEST, Version
 from dtrain.tiers.lock import FileLock, Locked
+from dtrain.tiers.memory.gather import gather
 from dtrain.tiers.retention import Rule
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import Tier, disk_tier, open_tier
 
 RACES = 100

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dtrain.tiers.digest import digest
-from dtrain.tiers.layout import Version
-from dtrain.tiers.memory import MemoryDir, SlotRecord
-from dtrain.tiers.replicas import Keeper, Refused
-from dtrain.tiers.shardfile import Entry, Shard
+from dtrain.tiers.format.digest import digest
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.format.shardfile import Entry, Shard
+from dtrain.tiers.memory.replicas import Keeper, Refused
+from dtrain.tiers.memory.slots import MemoryDir, SlotRecord
 
 OWNER, RANK, WORLD, RUN = 1, 1, 2, "run-1"
 SHARD = Shard(RANK, WORLD, RUN, (Entry("w", "F32", (4,), (0,), (4,), 16), Entry("b", "F32", (2,), (0,), (2,), 8)))

@@ -9,12 +9,12 @@ import pytest
 from tests.tiers.build import Place
 
 from dtrain.tiers import faults
-from dtrain.tiers.copyfile import copy_durable
-from dtrain.tiers.digest import file_digest
-from dtrain.tiers.heartbeat import Heartbeat, clear_heartbeats, read_heartbeats
-from dtrain.tiers.jsonfile import Unreadable, append_line, read, read_lines, replace
-from dtrain.tiers.layout import RunDir
+from dtrain.tiers.format.digest import file_digest
+from dtrain.tiers.format.jsonfile import Unreadable, append_line, read, read_lines, replace
+from dtrain.tiers.format.layout import RunDir
 from dtrain.tiers.lock import FileLock, Locked
+from dtrain.tiers.memory.heartbeat import Heartbeat, clear_heartbeats, read_heartbeats
+from dtrain.tiers.stores.copyfile import copy_durable
 
 
 def test_a_second_holder_is_refused_and_told_who_holds(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from tests.tiers.build import RUN_ID, Place
 from tests.tiers.s3 import STEP, Proxy, place_at, proxying, store_at, write
 
-from dtrain.tiers.jsonfile import Unreadable
-from dtrain.tiers.layout import Version
-from dtrain.tiers.recovery import candidate_of, open_candidate, verify
-from dtrain.tiers.spool import Fetch, shared_copy
+from dtrain.tiers.format.jsonfile import Unreadable
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.reading.recovery import candidate_of, open_candidate, verify
+from dtrain.tiers.stores.spool import Fetch, shared_copy
 from dtrain.tiers.tier import open_tier
 
 pytest_plugins = ["tests.tiers.s3fixtures"]

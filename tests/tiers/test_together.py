@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from tests.tiers.build import RUN_ID, TENSORS, Place, put, value_of
 
-from dtrain.tiers.drainer import DrainJob
+from dtrain.tiers.drain.drainer import DrainJob
+from dtrain.tiers.drain.writer import TierJob
 from dtrain.tiers.faults import fail_at
-from dtrain.tiers.gather import gather
-from dtrain.tiers.jsonfile import dumps, read_lines
-from dtrain.tiers.layout import RunDir, Version, part_name
-from dtrain.tiers.memory import MemoryDir
-from dtrain.tiers.recovery import candidate_of, contents, open_candidate
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.format.jsonfile import dumps, read_lines
+from dtrain.tiers.format.layout import RunDir, Version, part_name
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.memory.slots import MemoryDir
+from dtrain.tiers.reading.recovery import candidate_of, contents, open_candidate
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import open_tier
 from dtrain.tiers.together import Group, write
-from dtrain.tiers.writer import TierJob
 
 NODES, WORLD = 3, 6
 
@@ -53,7 +53,7 @@ class Nodes:
                 self.ranks(node), node, NODES, self.patience_s,
             ).to_bytes()
         )  # fmt: skip
-        command = [sys.executable, "-m", "dtrain.tiers.drainer", str(job)]
+        command = [sys.executable, "-m", "dtrain.tiers.drain.drainer", str(job)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "DTRAIN_FAULT": fault})
 
     def pending(self, node: int) -> int:

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from dtrain.tiers import wire
-from dtrain.tiers.wire import Link, Pace, WireError, accept, connect
+from dtrain.tiers.peers import wire
+from dtrain.tiers.peers.wire import Link, Pace, WireError, accept, connect
 
 TOKEN = b"t" * 32
 

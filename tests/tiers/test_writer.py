@@ -9,17 +9,17 @@ import pytest
 from tests.tiers.build import RUN_ID, Place, snapshot
 
 from dtrain.tiers import faults
-from dtrain.tiers.drainer import Drainer, DrainJob, drain_job_from_json
+from dtrain.tiers.drain.drainer import Drainer, DrainJob, drain_job_from_json
+from dtrain.tiers.drain.follower import Follower
+from dtrain.tiers.drain.writer import Load, TierFailed, TierJob, Writer
 from dtrain.tiers.fence import claim
-from dtrain.tiers.follower import Follower
-from dtrain.tiers.gather import gather
-from dtrain.tiers.health import LONGEST_WAIT_S, Health
-from dtrain.tiers.jsonfile import read_lines
-from dtrain.tiers.layout import Version
-from dtrain.tiers.store import Place as StorePlace
+from dtrain.tiers.format.jsonfile import read_lines
+from dtrain.tiers.format.layout import Version
+from dtrain.tiers.memory.gather import gather
+from dtrain.tiers.stores.health import LONGEST_WAIT_S, Health
+from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.tier import Tier, open_tier
 from dtrain.tiers.together import Group
-from dtrain.tiers.writer import Load, TierFailed, TierJob, Writer
 
 ALONE = Group(0, 1)
 

@@ -1,0 +1,1 @@
+"""`dtrain launch`: scripts for schedulers and for hosts."""

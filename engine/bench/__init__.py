@@ -1,0 +1,1 @@
+"""`dtrain bench`: blocks of steps of all methods, in the same workers."""

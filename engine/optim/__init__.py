@@ -1,0 +1,1 @@
+"""Optimizers whose state exists from the first step."""

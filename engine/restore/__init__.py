@@ -1,0 +1,1 @@
+"""The state brought back: all ranks load the same version, whoever has its shards, or none does."""

@@ -1,0 +1,1 @@
+"""The state of a step copied into memory, slice by slice, while the next step computes."""

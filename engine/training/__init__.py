@@ -1,0 +1,1 @@
+"""One step after the other: passes, update, evaluation, and what is measured and reported of them."""

@@ -1,0 +1,1 @@
+"""Families of models in numbers: tensors, operations, activations."""

@@ -1,0 +1,1 @@
+"""The plan while a run goes on: what was observed, and what is decided from it."""

@@ -1,0 +1,1 @@
+"""Which rank holds, and which stores, which part of every tensor."""

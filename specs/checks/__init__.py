@@ -1,0 +1,1 @@
+"""What is wrong with a spec, in a person's words."""

@@ -1,0 +1,1 @@
+"""Checkpoints as files: names, digests, shards, the manifest."""

@@ -1,0 +1,1 @@
+"""The peer tier's process, and the connections on which it sends."""

@@ -1,0 +1,1 @@
+"""Where files can lie: folders and buckets behind one seam."""
