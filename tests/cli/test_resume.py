@@ -57,7 +57,7 @@ class Trained:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("dtrain.tiers.memory.slots.TMPFS", tmp_path)
-    monkeypatch.setattr("dtrain.cli.commands.stop_at_once", lambda: None)
+    monkeypatch.setattr("dtrain.cli.commands.stop_at_once", lambda _=False: None)
     return Run(tmp_path)
 
 

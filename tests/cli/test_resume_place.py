@@ -10,7 +10,7 @@ from tests.cli.checkpoints import Run, dtrain
 
 def test_a_run_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dtrain.cli.commands.stop_at_once", lambda: None)  # it takes the signals of this process
+    monkeypatch.setattr("dtrain.cli.commands.stop_at_once", lambda _: None)  # it takes the signals of this process
     run = Run(tmp_path)
     run.store(10)
     ended = dtrain("resume", run.run.root, "output_dir=other")

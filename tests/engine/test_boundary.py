@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -158,6 +159,7 @@ def test_row_44_two_thousand_saves_take_no_more_memory_and_no_more_files(memory:
     (member,) = job.members
     process = psutil.Process()
     job.store(1)  # the copier's thread has opened by now what it reads its own time from
+    gc.collect()  # what earlier tests have left open is no part of it
     first = len(os.listdir("/proc/self/fd"))
     resident = []
     for step in range(2, SAVES + 1):
@@ -166,7 +168,7 @@ def test_row_44_two_thousand_saves_take_no_more_memory_and_no_more_files(memory:
         member.finish()
         member.superseded()
         if step % (SAVES // 5) == 0:
-            assert len(os.listdir("/proc/self/fd")) == first
+            assert len(os.listdir("/proc/self/fd")) <= first
             resident.append(process.memory_info().rss)
     grown = [after - before for before, after in itertools.pairwise(resident)]
     # what else the process does makes it jump once or twice; a leak is in every part

@@ -11,6 +11,7 @@ from dtrain.engine.footprint import Footprint
 
 MIB = 2**20
 LARGE = 64 * MIB
+"""More than 32 MiB, below which the C library may hand out what this process has freed before and still holds."""
 SLACK = 8 * MIB
 """For whatever else the process does meanwhile."""
 
@@ -18,13 +19,13 @@ SLACK = 8 * MIB
 def test_the_peak_counts_what_was_there_for_a_moment_and_not_what_was_there_before() -> None:
     before = torch.ones(LARGE // 4)
     footprint = Footprint(torch.device("cpu"))
-    torch.ones(2 * LARGE // 4)
+    torch.ones(4 * LARGE // 4)
     footprint.begin()
-    kept = torch.ones(LARGE // 8)
-    torch.ones(LARGE // 4)
-    taken = LARGE + LARGE // 2
+    kept = torch.ones(LARGE // 4)
+    torch.ones(2 * LARGE // 4)
+    taken = 3 * LARGE
     assert taken - SLACK < footprint.peak_bytes() < taken + SLACK
-    assert len(before) > len(kept)
+    assert len(before) == len(kept)
 
 
 def test_pages_of_files_and_slots_are_not_counted(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def _site() -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if Path(code.co_filename).parent.name == "tiers" and Path(code.co_filename).stem in _ROOMS:
+        path = Path(code.co_filename)
+        if "tiers" in path.parts[-3:-1] and path.stem in _ROOMS:
             names.append(code.co_qualname)
         frame = frame.f_back
     return " > ".join(reversed(names))

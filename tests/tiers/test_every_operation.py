@@ -370,8 +370,8 @@ THROUGH = ("files.", "self.store.", "store.", "faults.")
 
 @pytest.mark.parametrize("module", STORAGE)
 def test_a_module_of_the_storage_changes_a_file_system_only_through_the_named_functions(module: str) -> None:
-    source = Path(dtrain.tiers.__path__[0], f"{module}.py").read_text()
-    for node in ast.walk(ast.parse(source)):
+    (path,) = Path(dtrain.tiers.__path__[0]).rglob(f"{module}.py")
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
             through = called.startswith(
