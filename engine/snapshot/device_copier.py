@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import xxhash
 from torch import Tensor
 
 from ...tiers import faults
 from ..process import BLOCK_BYTES
-from ..timing import WorkClock
-from .copier import Item, NonFinite, lower_priority
+from .copier import CopyThread, Item, NonFinite
 from .device import Mark, Side
 
 NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -50,22 +48,15 @@ class Flight(NamedTuple):
     arrived: Mark
 
 
-class DeviceCopier:
+class DeviceCopier(CopyThread):
     """Copies one snapshot at a time, in slices, within granted bytes; a `Copier` that may be held, not awaited."""
 
     def __init__(self, side: Side, slice_bytes: int) -> None:
         """Start the thread; it waits until there is something to copy."""
         self.side = side
         self.slice_bytes = slice_bytes
-        self.moving_s = 0.0
-        """Time that the last copy took without its waits for windows: on its way, or looked at, whichever is longer."""
-        self._changed = threading.Condition()
         self._handing = threading.Lock()
         """Held by the thread that hands slices over: the copier's, or before an update the one that trains."""
-        self._items: Sequence[Item] | None = None
-        self._base = 0
-        self._step = 0
-        self._done: Callable[[list[str]], None] = lambda digests: None
         self._windows: deque[tuple[Mark, int]] = deque()
         """Begin of each that is open and has not got its slices yet, and its bytes."""
         self._slices: Iterator[Slice] | None = None
@@ -75,12 +66,8 @@ class DeviceCopier:
         """Of the items: the last slice of each that was handed over."""
         self._budget = 0.0
         self._on_way_s = 0.0
-        self._stopping = False
-        self._error: BaseException | None = None
-        self._hasher = xxhash.xxh3_128()
         self._checked = 0
-        self._thread = threading.Thread(target=self._run, name="dtrain-copier", daemon=True)
-        self._thread.start()
+        super().__init__()
 
     def begin(self, step: int, items: Sequence[Item], base: int, done: Callable[[list[str]], None]) -> None:
         """Take on the copy of `items`, as they are after what was computed so far, to the page-locked address `base`.
@@ -102,12 +89,6 @@ class DeviceCopier:
         self._windows.append((self.side.computed(), nbytes))
         self._wake()
 
-    @property
-    def busy(self) -> bool:
-        """Tell whether a copy is not yet finished."""
-        with self._changed:
-            return self._items is not None
-
     def hand_over_all(self) -> bool:
         """An update is next: slices without a window are due now. Returns whether all have arrived already.
 
@@ -128,18 +109,7 @@ class DeviceCopier:
         """Wait until the copy is complete; raises what went wrong: NonFinite, or an error."""
         self._hand_over_all()
         with self._changed:
-            while self._items is not None:
-                self._changed.wait()
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-
-    def stop(self) -> None:
-        """End the thread; what is under way arrives, the rest is given up."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join(timeout=5)
+            self._await()
 
     def _wake(self) -> None:
         with self._changed:
@@ -189,21 +159,14 @@ class DeviceCopier:
         except BaseException as error:  # told by finish(), whichever thread this is
             self._error, self._slices = error, None
 
-    def _run(self) -> None:
-        lower_priority()
-        self._clock = WorkClock()
-        try:
-            self.side.enter()
-            while self._wait_for_copy():
-                try:
-                    self._copy()
-                except BaseException as error:  # handed to the training thread by finish()
-                    self._give_up(error)
-                with self._changed:
-                    self._items = None
-                    self._changed.notify_all()
-        finally:
-            self._clock.close()
+    def _serve(self) -> None:
+        self.side.enter()
+        while self._wait_for_copy():
+            try:
+                self._copy()
+            except BaseException as error:  # handed to the training thread by finish()
+                self._give_up(error)
+            self._over()
 
     def _wait_for_copy(self) -> bool:
         with self._changed:
