@@ -8,18 +8,16 @@ or a loop that never ends, so it counts for so long only (`CPU_ALONE`).
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from ...tiers.memory.heartbeat import DONE_STEP, Beat, Phase, read_heartbeats, state_of
 from ...tiers.memory.slots import MemoryDir
 from .activity import Activity, Signs
+from .stacks import end_with_stack
 from .stragglers import Stragglers, Work
 from .ticker import Ticker
 
@@ -29,8 +27,6 @@ CPU_ALONE = 5  # times the limit of a start that processor time counts for somet
 GRACE = 3  # times the limit, for ranks that lost another one, and for those who are to notice that all have ended
 HALTED = ("T", "t", "D")
 """States of a process that waits for no other rank: stopped, traced, in a call that nothing interrupts (proc(5))."""
-STACK_S = 0.3  # time for the stack to reach the log
-STARVED_S = 2.0  # and before that for the signal to reach a process on a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -298,25 +294,3 @@ def end_rank(sight: Sight) -> None:
         with contextlib.suppress(psutil.Error):
             if process.environ().get("RANK") == str(sight.rank):
                 process.kill()
-
-
-def end_with_stack(pid: int) -> None:
-    """Have a worker write the stacks of its threads into its log, and kill it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)  # faulthandler does that
-        os.kill(pid, signal.SIGCONT)  # one that was stopped writes nothing until it goes on
-        deadline = time.monotonic() + STARVED_S
-        while _is_pending(pid, signal.SIGUSR2) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(STACK_S)
-        os.kill(pid, signal.SIGKILL)
-
-
-def _is_pending(pid: int, number: int) -> bool:
-    """Tell whether a signal waits for the process to be given a processor (proc(5), SigPnd and ShdPnd of status)."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dtrain.engine.attempt.stacks import MAX_FRAMES, last_stack
-from dtrain.engine.attempt.supervise import end_with_stack
+import pytest
+
+from dtrain.engine.attempt import stacks
+from dtrain.engine.attempt.stacks import MAX_FRAMES, end_with_stack, last_stack
 
 WORKER = """
 import ctypes, os, sys, threading, time
@@ -32,7 +36,10 @@ STUCK = {
 }
 
 
-def test_whatever_a_worker_is_stuck_in_its_main_thread_s_frames_are_found(tmp_path: Path) -> None:
+def test_whatever_a_worker_is_stuck_in_its_main_thread_s_frames_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "STARVED_S", 20.0)
     for name, stuck in STUCK.items():
         log = tmp_path / f"{name}.log"
         log.write_text("Current thread 0x1 (most recent call first):\n  File of an earlier dump\n\n")
@@ -55,6 +62,36 @@ def test_whatever_a_worker_is_stuck_in_its_main_thread_s_frames_are_found(tmp_pa
         frames = last_stack(log)
         assert len(frames) == MAX_FRAMES, (name, log.read_text())
         assert any("in deep" in frame for frame in frames[:3]), frames
+
+
+def test_a_worker_is_not_killed_in_the_middle_of_its_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that comes late holds the dump up, as a machine without a free core does."""
+    monkeypatch.setattr(stacks, "QUIET_S", 0.05)
+    monkeypatch.setattr(stacks, "STARVED_S", 20.0)
+    reading, writing = os.pipe()
+    room = os.fpathconf(writing, "PC_PIPE_BUF")
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER.format(stuck=STUCK["asleep"])], stdout=subprocess.PIPE, stderr=writing
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        os.set_blocking(writing, False)
+        filled = 0
+        with pytest.raises(BlockingIOError):
+            while True:
+                filled += os.write(writing, b"." * room)
+        os.set_blocking(writing, True)
+        os.close(writing)
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(end_with_stack, process.pid)
+            time.sleep(0.5)
+            assert process.poll() is None
+            with os.fdopen(reading, "rb") as pipe:
+                dump = pipe.read()[filled:].decode()
+            ended.result(30)
+        assert process.wait(20) == -signal.SIGKILL
+    assert "in deep" in dump
+    assert dump.rstrip().endswith("in <module>")
 
 
 def test_a_log_without_a_stack_has_none(tmp_path: Path) -> None:

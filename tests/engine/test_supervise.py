@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from dtrain.engine.attempt import activity, supervise
+from dtrain.engine.attempt import activity, stacks, supervise
 from dtrain.engine.attempt.activity import Signs, Use
 from dtrain.engine.attempt.supervise import CPU_ALONE, Eyes, Hang, Supervisor, sight_from
 from dtrain.engine.attempt.ticker import Ticker
@@ -27,7 +29,7 @@ STARTUP = 600.0
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Processes that outlive SIGUSR2, as a worker does that writes its stack then."""
-    monkeypatch.setattr(supervise, "STACK_S", 0.01)
+    monkeypatch.setattr(stacks, "QUIET_S", 0.01)
     started: list[Victim] = []
 
     def begin() -> Victim:
@@ -96,9 +98,9 @@ def test_a_rank_that_stands_still_is_ended_and_named(watch: Watch) -> None:
 
 
 def test_the_stack_is_asked_for_before_the_end(memory: MemoryDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "STACK_S", 0.3)
-    script = "trap 'echo stack' USR2; echo ready; while :; do sleep 0.02; done"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
+    monkeypatch.setattr(stacks, "STARVED_S", 20.0)
+    script = "import faulthandler as f, sys, time; f.register(12, sys.stdout); print('ready', flush=1); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         counter_of(process, memory, 0).beat(2)
@@ -106,10 +108,10 @@ def test_the_stack_is_asked_for_before_the_end(memory: MemoryDir, monkeypatch: p
         supervisor._look(0.0)
         supervisor._look(1.5)
         try:
-            assert process.wait(5) == -signal.SIGKILL
+            assert process.wait(20) == -signal.SIGKILL
         finally:
             process.kill()
-        assert process.stdout.read() == b"stack\n"
+        assert b"most recent call first" in process.stdout.read()
 
 
 def test_ranks_that_make_progress_are_left_alone(watch: Watch) -> None:
@@ -314,7 +316,7 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody(watch: Watch, monkeypa
     job.beat(0)
     supervisor = job.supervisor
     now = supervisor._before
-    monkeypatch.setattr(supervise.time, "monotonic", lambda: now)
+    monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=lambda: now))
     hangs_after = []
     for gap in (0.2, 0.2, 60.0, 0.5, 0.4, 0.2):
         now += gap
