@@ -1,6 +1,8 @@
 """The help of the commands: its examples are command lines that parse, its brackets are not taken for markup."""
 
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +34,14 @@ def test_the_examples_are_shown_and_are_command_lines_that_parse(command: str) -
         name, *words = shlex.split(line.partition(" > ")[0])
         assert not command or name == command
         COMMANDS[name].make_context(name, words)
+
+
+def test_python_runs_it_as_a_module() -> None:
+    """Where the folder of its script is not on the path."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "dtrain", "run", "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, "python -m dtrain run" in ended.stdout) == (0, True), ended.stderr
 
 
 def test_the_help_of_dtrain_tells_every_exit_code() -> None:
