@@ -36,6 +36,9 @@ TELL_S = 5.0
 START_KEY = "dtrain/start"
 FIRST_CONTACT_S = 3.0
 """Longest wait for a first word of node 0 that has the seal, where somebody writes over it."""
+ANYWAY = 10
+"""Every so many turns a lane is looked into though its node says that nothing new is there: a stranger's message is to
+be named."""
 FORGET_S = 600.0
 """A launcher that was given up may wake up and ask for this long."""
 STARVED_S = 2.0
@@ -182,21 +185,22 @@ class Host(_Turning):
         self._count += 1
         self._root.set(START_KEY, self._start)
         self.desk.write("beat/0", json.dumps({"count": self._count}))
-        for node in range(1, self.nodes):
-            said = parse(self.desk.read(f"hello/{node}"))
+        hellos = self.desk.read_all([f"hello/{node}" for node in range(1, self.nodes)])
+        for node, text in enumerate(hellos, 1):
+            said = parse(text)
             if said and (word := str(said.get("word"))) not in self._words:
                 self._words.add(word)
                 self._mates.append(Mate(self.desk, node, said))
                 self._inbox.append((self._mates[-1], {"kind": "hello"}))
         self._mates = [mate for mate in self._mates if mate.dead is None or mate.life.silent_s < FORGET_S]
         for mate in self._mates:
-            self._hear(mate)
-
-    def _hear(self, mate: Mate) -> None:
-        mate.down.flush()
-        mate.life.see(parse(self.desk.read(f"beat/{mate.word}")))
-        for message in mate.up.take():
-            self._inbox.append((mate, message))
+            mate.down.flush()
+        beats = self.desk.read_all([f"beat/{mate.word}" for mate in self._mates])
+        for mate, text in zip(self._mates, beats, strict=True):
+            mate.life.see(parse(text))
+            in_turn = (mate.node + self._count) % ANYWAY == 0
+            if in_turn or mate.up.lacks(mate.life.sign.get("sent")):
+                self._inbox.extend((mate, message) for message in mate.up.take())
 
     def _forgive(self) -> None:
         for mate in self._mates:
@@ -275,8 +279,8 @@ class Line(_Turning):
         self._count += 1
         if not self._down.is_heard:
             self._say_hello()
-        self.desk.write(f"beat/{self.word}", json.dumps({**self.sign(), "count": self._count}))
         self._up.flush()
+        self.desk.write(f"beat/{self.word}", json.dumps({**self.sign(), "count": self._count, "sent": self._up.sent}))
         self.host.see(parse(self.desk.read("beat/0")))
         self._inbox.extend(self._down.take())
 

@@ -136,7 +136,7 @@ def one_turn(nodes: int) -> None:
     host = Host(parse_endpoint("127.0.0.1:0"), nodes, seal)
     for node in range(1, nodes):
         host.desk.write(f"hello/{node}", json.dumps({"word": f"w{node}"}))
-        host.desk.write(f"beat/w{node}", json.dumps({"count": 1, "ranks": [[0, 1, 2, 3, 1]] * WORKERS}))
+        host.desk.write(f"beat/w{node}", json.dumps({"count": 1, "sent": 0, "ranks": [[0, 1, 2, 3, 1]] * WORKERS}))
     host._turn()
     assert len(host._mates) == nodes - 1
     timed(f"node 0 looks once at the signs of life of {nodes} nodes", host._turn)

@@ -14,7 +14,7 @@ from dtrain.engine.network import lane as lanes
 from dtrain.engine.network import line as lines
 from dtrain.engine.network.addresses import NetworkError, parse_endpoint
 from dtrain.engine.network.lane import MAX_MESSAGE, Desk, Message
-from dtrain.engine.network.line import START_KEY, STORE_TIMEOUT, Host, Line
+from dtrain.engine.network.line import ANYWAY, START_KEY, STORE_TIMEOUT, Host, Line
 from dtrain.tiers.peers.seal import Seal
 
 TOKEN = "a token that all nodes have"
@@ -166,3 +166,43 @@ def test_a_message_that_is_too_long_for_the_store_is_not_sent(talk: Talk) -> Non
     assert talk.line.desk.read("long") == "x" * MAX_MESSAGE
     with pytest.raises(ValueError, match="a message of 8384513 bytes is longer"):
         talk.line.desk.write("longer", "x" * (MAX_MESSAGE + 1))
+
+
+class Counted:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self.store, self.calls = store, 0
+
+    def __getattr__(self, name: str) -> object:
+        self.calls += 1
+        return getattr(self.store, name)
+
+
+def test_what_node_0_asks_the_store_in_a_turn_hardly_grows_with_the_nodes() -> None:
+    """Each call waits for a core of its own: with some for each node a turn took seconds beside busy cores."""
+    asked = {}
+    for nodes in (100, 400):
+        host = Host(parse_endpoint("127.0.0.1:0"), nodes, Seal(TOKEN))
+        for node in range(1, nodes):
+            host.desk.write(f"hello/{node}", json.dumps({"word": f"w{node}"}))
+            host.desk.write(f"beat/w{node}", json.dumps({"count": 1, "sent": 0}))
+        host._turn()
+        counted = Counted(host._root)
+        host.desk._store = counted  # type: ignore[assignment]
+        for _ in range(ANYWAY):
+            host._turn()
+        assert all(mate.life.count == 1 for mate in host._mates)
+        asked[nodes] = counted.calls / ANYWAY
+    assert asked[100] < 20
+    assert asked[400] - asked[100] <= 300 / ANYWAY
+
+
+def test_a_sign_of_life_that_is_missing_hides_no_other() -> None:
+    host = Host(parse_endpoint("127.0.0.1:0"), 6, Seal(TOKEN))
+    for node in (1, 2, 4, 5):
+        host.desk.write(f"hello/{node}", json.dumps({"word": f"w{node}"}))
+        host.desk.write(f"beat/w{node}", json.dumps({"count": 1, "sent": 0}))
+    host.desk.erase("beat/w2")
+    host._turn()
+    assert [(mate.node, mate.life.count) for mate in host._mates] == [(1, 1), (2, 0), (4, 1), (5, 1)]
