@@ -12,7 +12,7 @@ from .costs import Costs
 from .devices import DISK_COMMIT_S, OBJECT_COMMIT_S
 from .intervals import BUDGET, DRAIN_SHARE, SUSTAINED, Interval
 from .known import Known
-from .schedule import cost_per_step_s, keeps_up, tier_intervals
+from .schedule import cost_per_step_s, keeps_up, snapshots_s, tier_intervals
 from .sharding.layers import stages_per_rank
 from .windows import FINISH_AT, StorageParameters, Windows
 from .words import UNITS, duration, plural, share, size, three_digits
@@ -163,8 +163,7 @@ def _for_peers(known: Known, costs: Costs, interval: Interval, source: int, step
     else:
         return
     if interval.why == BUDGET:
-        needed = (costs.peer_cpu_s / wanted + costs.snapshot_s / source) / step_s
-        yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
+        yield _with_each_snapshot(known, costs, "peer", costs.peer_cpu_s, source)
         return
     lead, rate = f"{words} needs ", _network(known, wanted)
     if rate is not None:
@@ -221,6 +220,24 @@ def _budget(known: Known) -> float | None:
     return None
 
 
+def _with_each_snapshot(known: Known, costs: Costs, kind: str, cost_s: float, source: int) -> str:
+    """Say which `max_overhead` lets the tier `kind`, at `cost_s` per checkpoint, have every snapshot.
+
+    More of it may mean more snapshots, so it is the budget that is enough for those that are then made.
+    """
+    spec, step_s = known.spec, known.step_s
+    assert step_s is not None
+    for _ in range(MOST_BUDGETS):
+        needed = _up(100 * min(1.0, (cost_s / source + snapshots_s(known, costs, step_s)) / step_s))
+        checkpoint = spec.checkpoint.model_copy(update={"max_overhead": min(1.0, needed / 100)})
+        every = tier_intervals(replace(known, spec=spec.model_copy(update={"checkpoint": checkpoint})))
+        made = next(iter(every.values())).steps
+        if every[kind].steps <= made:
+            break
+        source = min(source, made)
+    return f"{kind} every {plural(source, 'step')}, with each snapshot, needs checkpoint.max_overhead {needed}%"
+
+
 def _least(holds: Callable[[int], bool], above: int) -> int | None:
     """Return the smallest number above `above` for which it holds, as it then does for all larger ones."""
     high = 2 * above
@@ -250,8 +267,8 @@ def _for_a_slow_tier(
     else:
         return
     if interval.why == BUDGET:
-        needed = costs.drain_cpu_s / (source * step_s) + costs.snapshot_s / (source * step_s)
-        yield f"{words} needs checkpoint.max_overhead {_up(100 * min(1.0, needed))}%"
+        cost_s = costs.drain_cpu_s + (0.0 if known.spec.used_tiers[0] != tier else costs.snapshot_s)
+        yield _with_each_snapshot(known, costs, kind, cost_s, source)
         return
     room_s = _room_s(late, lag_s, wanted * step_s)
     commit_s = OBJECT_COMMIT_S if kind == "object" else DISK_COMMIT_S

@@ -107,12 +107,21 @@ def _peer_wanted(known: Known) -> Wanted | None:
     if costs is None or step_s is None:
         return None
     sustained = math.ceil(min(costs.slow_s("peer") / step_s, intervals.NEVER))
-    snapshots = next((tier.every for tier in spec.used_tiers if isinstance(tier, MemoryTier)), 1)
-    left_s = spec.checkpoint.max_overhead * step_s - costs.snapshot_s / (1 if snapshots == "auto" else snapshots)
+    left_s = spec.checkpoint.max_overhead * step_s - snapshots_s(known, costs, step_s)
     allowed = math.ceil(min(costs.peer_cpu_s / max(left_s, MOST_SPARSE * step_s), intervals.NEVER))
     allowed = min(allowed, spec.max_steps // intervals.LEAST_PER_RUN)
     why = intervals.BUDGET if allowed > sustained else intervals.SUSTAINED
     return Wanted(max(sustained, allowed), why)
+
+
+def snapshots_s(known: Known, costs: Costs, step_s: float) -> float:
+    """Return what the memory tier takes of a step, of which slower tiers have the rest: every step where it is chosen.
+
+    What is left with fewer snapshots would grow and fall with the rounding of their interval.
+    """
+    memory = [tier for tier in known.spec.used_tiers if isinstance(tier, MemoryTier)]
+    every: dict[str, int] = {tier.type: 1 if tier.every == "auto" else tier.every for tier in memory}
+    return cost_per_step_s(known, costs, every, step_s)[0]
 
 
 def peer_pace(known: Known, every: int) -> float | None:
@@ -137,9 +146,7 @@ def _peers_share_link(spec: Spec) -> bool:
 
 
 def _slow_wanted(known: Known, tier: DiskTier | ObjectTier) -> Wanted | None:
-    """Return a slower tier's interval, within what snapshots leave of the budget: one of every step where it is chosen.
-
-    What is left with fewer snapshots would grow and fall with the rounding of their interval.
+    """Return a slower tier's interval, within what snapshots leave of the budget.
 
     Without a memory tier the snapshots are made for the first slower one alone, and count as its cost; and it is
     the one that a lost worker reads from.
@@ -152,15 +159,13 @@ def _slow_wanted(known: Known, tier: DiskTier | ObjectTier) -> Wanted | None:
         return intervals.far_every(
             write_s=write_s, lag_s=costs.commit_lag_s + costs.write_s, step_s=step_s, max_steps=spec.max_steps
         )
-    before = [other for other in spec.used_tiers if isinstance(other, MemoryTier)]
-    steps_before: dict[str, int] = {other.type: 1 if other.every == "auto" else other.every for other in before}
-    used = cost_per_step_s(known, costs, steps_before, step_s)[0] / step_s
+    before = any(isinstance(other, MemoryTier) for other in spec.used_tiers)
     served = [kind for kind in KINDS if not before or kind not in SURVIVES["memory"]]
     return intervals.slow_every(
         write_s=write_s,
         cost_s=costs.drain_cpu_s + (0.0 if before else costs.snapshot_s),
         step_s=step_s,
-        budget=max(0.0, spec.checkpoint.max_overhead - used),
+        budget=max(0.0, spec.checkpoint.max_overhead - snapshots_s(known, costs, step_s) / step_s),
         mtbf_s=1 / fault_rate(job_mtbf_s(spec.cluster, spec.world_size), served),
         max_steps=spec.max_steps,
     )

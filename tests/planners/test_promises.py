@@ -7,7 +7,7 @@ import itertools
 import re
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.planners.build import tiny
 
@@ -71,8 +71,23 @@ def planned(values: Values, machine: Machine, keys: tuple[str, ...] = (), value:
     return make_plan(tiny(**values), machine)
 
 
+MORE_SNAPSHOTS_TOO = (
+    {
+        "max_steps": 100,
+        "model": {"type": "gpt", "n_layers": 1, "d_model": 128, "n_heads": 4, "vocab_size": 256},
+        "training": {"global_batch_size": 14, "micro_batch_size": 1},
+        "cluster": {"nodes": 2, "workers_per_node": 1, "device": "cpu", "hardware": {"flops": 23696579316.0},
+                    "channels": {"storage": {"bandwidth": 27114812.0}}},
+        "tiers": [{"type": "memory", "every": "auto"}, {"type": "peer", "every": "auto"}],
+    },
+    Machine(2, 2**34, 2**33, "cpu"),
+)  # fmt: skip
+"""The budget that lets other nodes have every snapshot lets more snapshots be made, which take their part of it."""
+
+
 @settings(deadline=None)
 @given(jobs())
+@example(MORE_SNAPSHOTS_TOO)
 def test_each_change_that_a_plan_names_is_enough_as_it_is_written(job: tuple[Values, Machine]) -> None:
     plan = planned(*job)
     for line in plan.changes:
