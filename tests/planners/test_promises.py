@@ -79,6 +79,7 @@ MORE_SNAPSHOTS_TOO = (
         "cluster": {"nodes": 2, "workers_per_node": 1, "device": "cpu", "hardware": {"flops": 23696579316.0},
                     "channels": {"storage": {"bandwidth": 27114812.0}}},
         "tiers": [{"type": "memory", "every": "auto"}, {"type": "peer", "every": "auto"}],
+        "checkpoint": {"max_overhead": 0.01},
     },
     Machine(2, 2**34, 2**33, "cpu"),
 )  # fmt: skip
