@@ -112,6 +112,10 @@ class Live:
         marks = zip(self._watched, *before, *now, strict=True)
         return next(name for name, *mark in marks if mark[:2] != mark[2:])
 
+    def written(self) -> str | None:
+        """Like `changed`, in half the time: one that is in the place of another is not looked for."""
+        return None if self._versions() == self._marks.versions else self.changed()
+
     def last_items(self) -> dict[Tensor, int]:
         """The number of the last item with something of a parameter, or of what the optimizer keeps of it."""
         return {

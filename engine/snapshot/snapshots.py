@@ -185,7 +185,7 @@ class Snapshots:
         """What the copier does last; `spans` are those in the slot's data that it has not copied itself."""
 
         def commit(digests: list[str]) -> None:
-            self._check_unchanged()
+            self._check_unchanged(self.live.changed)
             self.copy_seconds = time.perf_counter() - self._began
             written = [digest(slot.read(begin, end)) for begin, end in spans]
             runs = self.live.run_lengths
@@ -235,7 +235,7 @@ class Snapshots:
             optimizer.step()
             return
         with self._judging:
-            self._check_constant()
+            self._check_constant(self.live.changed)
             self._held = True
         if self.copier.hand_over_all() or not in_parts(optimizer):
             self.copier.hold()
@@ -251,17 +251,18 @@ class Snapshots:
             self.copier.finish()
         except NonFinite as error:
             self.refused = self.live.not_finite(error.number)
-        self._check_unchanged()
+        # what has changed by the end of the copy is an error by now; what does later would be in a slower copy
+        self._check_unchanged(self.live.written if self.refused is None else self.live.changed)
         return self.shard.data_bytes if self.refused is None else 0
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, changed: Callable[[], str | None]) -> None:
         """Raise StateError when something was written into the state before all of it was copied: it may be a mix."""
         with self._judging:
             if not self._held:
-                self._check_constant()
+                self._check_constant(changed)
 
-    def _check_constant(self) -> None:
-        name = self.live.changed()
+    def _check_constant(self, changed: Callable[[], str | None]) -> None:
+        name = changed()
         if name is None:
             return
         for slot in self.slots:

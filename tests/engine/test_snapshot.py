@@ -228,6 +228,20 @@ def test_a_parameter_that_a_pass_changes_is_refused_by_name(memory: MemoryDir, r
     assert memory.whole() == {}
 
 
+def test_what_is_written_after_the_copy_is_refused_as_it_would_be_in_a_slower_one(
+    memory: MemoryDir, ranks: MakeRanks
+) -> None:
+    state = state_of(Plain(WATCHED))
+    job = ranks(state)
+    job.take(1)
+    (member,) = job.members
+    member.copier.finish()
+    state.model.outer.weight.detach().mul_(0.5)
+    with pytest.raises(StateError, match=r"^model\.outer\.weight was changed during"):
+        job.finish()
+    assert memory.whole() == {}
+
+
 def test_a_mix_is_not_saved_by_a_step_that_fails_either(memory: MemoryDir, ranks: MakeRanks) -> None:
     state = state_of(Plain(WATCHED))
     job = ranks(state)

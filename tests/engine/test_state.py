@@ -314,3 +314,27 @@ def test_a_tied_decoder_stores_its_head_once() -> None:
     tied, apart = (state_of(Gpt(gpt(tie_embeddings=tie))) for tie in (True, False))
     sizes = [sum(map(len, content(state).values())) for state in (tied, apart)]
     assert sizes[1] - sizes[0] == 3 * 64 * 32 * 4 + 4
+
+
+def test_buffers_are_found_wherever_one_or_a_module_comes_goes_or_is_replaced() -> None:
+    def norm() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+
+    model = nn.Sequential(nn.Linear(2, 2), norm(), nn.Linear(2, 2))
+    model[2].shared = model[1][0].running_mean  # no buffer, and no change
+    state = state_of(model)
+    changes: list[Callable[[], object]] = [
+        lambda: model[0].register_buffer("new", torch.zeros(1)),
+        lambda: setattr(model[0], "new", torch.ones(1)),
+        lambda: setattr(model[0], "new", None),
+        lambda: model[1].add_module("last", norm()),
+        lambda: model[1].last.register_buffer("late", torch.zeros(1), persistent=False),
+        lambda: model[1].__setitem__(0, nn.BatchNorm1d(2)),
+        lambda: model[2].register_buffer("twice", model[1][0].running_var),
+        lambda: model[1].__delattr__("last"),
+    ]
+    for change in [lambda: None, *changes]:
+        change()
+        expected, found = dict(model.named_buffers()), state.buffers.find()
+        assert list(found) == list(expected)
+        assert all(found[name] is expected[name] for name in expected)
