@@ -21,29 +21,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..planners.machine import Measured
 from ..planners.sharding.layout import Cuts, largest_shard, layout_of
-from ..planners.sharding.mesh import mesh_of
-from ..planners.sharding.shards import Piece, TensorInfo
+from ..planners.sharding.mesh import ALONE, DIMS, mesh_of
+from ..planners.sharding.shards import Piece, TensorInfo, own
 from ..specs.codes import Code
 from ..specs.load import spec_from_json, spec_to_json
-from ..specs.models import Spec
+from ..specs.models import GptModel, Spec
 from .attempt.forks import worker_environment
 from .data.build import Batches, build_data
 from .data.text import DataError
 from .entry import UserCodeError, UserCodeFailed, add_import_paths, told
 from .models.build import build_model, compute_loss, to_device
 from .optim.masters import lower, updated_by
-from .optim.optimizers import build_optimizer, clip_gradients
-from .parallel.context import pick_device, share_cores
+from .optim.optimizers import build_optimizer, clip_cut_gradients, clip_gradients
+from .parallel.context import pick_device, share_cores, sum_over
 from .parallel.own import cuts_of
 from .parallel.precision import autocast
-from .parallel.wrap import replicated
+from .parallel.wrap import replicated, spread
 from .process import LAUNCHER, die_with_parent
-from .snapshot.state import infos, seed_everything
-from .snapshot.trialcopy import trial
+from .snapshot.state import TrainState, infos, seed_everything
+from .snapshot.trialcopy import Trial, trial
 
 REPEATS = 9
 COPIES = 5
@@ -147,9 +148,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 def measure(spec: Spec, import_paths: tuple[str, ...], meeting: str) -> tuple[list[TensorInfo], Cuts | None, Measured]:
     """Run a few passes of one rank in this process and time them (medians, after a warm-up).
 
-    On a CPU the other workers of a node run theirs beside it, for they share its caches and its memory, and then its
-    shard is copied while it trains. Replicas on one node exchange their gradients, too, and meet by the file `meeting`;
-    else that is not timed.
+    On a CPU the other workers of a node do the same beside it, for they share its caches and its memory, and then its
+    shard is copied while it trains. On one node they meet by the file `meeting` and send each other what they would in
+    training; else, and in a pipeline, that is not timed.
     """
     device = pick_device(spec.cluster.device, 0)
     with _neighbours(spec, import_paths, meeting) if device.type == "cpu" else contextlib.nullcontext() as others:
@@ -157,48 +158,72 @@ def measure(spec: Spec, import_paths: tuple[str, ...], meeting: str) -> tuple[li
         rank.warm_up()
         if others is not None:
             others.wait()
-        steps = [rank.step() for _ in range(REPEATS)]
-        forward_s, backward_s, synced_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
-        parameters, cuts = _parameters(rank.model), cuts_of(spec, rank.model)
-        rate = None
-        if spec.used_tiers and device.type == "cpu":
-            rate = rank.copy_speed(largest_shard(layout_of(spec, parameters, cuts)), forward_s, backward_s)
-    exchange_s = max(0.0, synced_s - backward_s) if rank.exchanges else None
-    measured = Measured(forward_s, backward_s, optimizer_s, channel_bytes_per_s=rate, exchange_s=exchange_s)
-    return parameters, cuts, measured
+        return rank.parameters, rank.cuts, rank.measure()
 
 
 class _Rank:
     """One worker's model, optimizer and batch."""
 
     def __init__(self, spec: Spec, device: torch.device, meeting: str | None, rank: int = 0) -> None:
-        """Replicas of one node meet by the file `meeting`."""
+        """The ranks of one node meet by the file `meeting`, and the model is spread over them as in training.
+
+        Without it, on several nodes, and in a pipeline, whose passes wait for each other, each has the whole model.
+        """
         if device.type == "cpu":
             share_cores(spec.cluster.workers_per_node)
         seed_everything(spec.seed)
-        self.spec, self.device = spec, device
-        self.model = build_model(spec.model).to(device)
+        self.spec, self.device, self.rank = spec, device, rank
+        model = build_model(spec.model).to(device)
         masters = spec.training.precision == "bf16"
         if masters:
-            lower(self.model)
-        self.optimizer = build_optimizer(self.model, spec.training.optimizer, masters=masters)
+            lower(model)
+        self.parameters, self.cuts = _parameters(model), cuts_of(spec, model)
+        together = meeting is not None and spec.cluster.nodes == 1 and not spec.strategy.pp > 1
+        self.mesh = mesh_of(spec) if together else ALONE
+        self.exchanges = together and self.mesh.by_ddp
+        """The model is whole on each, and there is a backward pass with and one without the exchange of gradients."""
+        self.cut = together and not self.mesh.by_ddp and (isinstance(spec.model, GptModel) or self.mesh.tp == 1)
+        """It is divided among them."""
+        self.model: nn.Module = model
+        self.wrapped: nn.Module = model
+        if self.exchanges or self.cut:
+            assert meeting is not None
+            store, world = FileStore(meeting, spec.world_size), spec.world_size
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        if self.cut:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.contiguous()
+            spread(model, spec, self.mesh, init_device_mesh("cpu", self.mesh.shape, mesh_dim_names=DIMS), rank)
+        self.optimizer = build_optimizer(model, spec.training.optimizer, masters=masters)
+        if self.exchanges:  # after the optimizer, which lays parameters side by side
+            self.wrapped = replicated(model, spec)
         batches = Batches(
             build_data(spec)[0],
             seed=spec.seed,
             global_batch=spec.training.global_batch_size,
             micro_batch=spec.training.micro_batch_size,
-            rank=0,
+            rank=self.mesh.data_rank(rank) if self.cut else 0,
             world=spec.data_parallel,
         )
         with _told_as_theirs("reading the first batch"):
             self.batch = to_device(batches.get(0, 0), device)
-        self.wrapped: nn.Module = self.model
-        self.exchanges = meeting is not None and spec.cluster.nodes == 1 and mesh_of(spec).by_ddp
-        if self.exchanges:
-            assert meeting is not None
-            store, world = FileStore(meeting, spec.world_size), spec.world_size
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
-            self.wrapped = replicated(self.model, spec)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the others must make the same passes as this one."""
+        return self.exchanges or self.cut
+
+    def measure(self) -> Measured:
+        """Time some steps, and the copy of this rank's shard while it trains."""
+        steps = [self.step() for _ in range(REPEATS)]
+        forward_s, backward_s, synced_s, optimizer_s = (median(values) for values in zip(*steps, strict=True))
+        rate = None
+        if self.spec.used_tiers and self.device.type == "cpu":
+            rate = self.copy_speed(forward_s, backward_s)
+        exchange_s = max(0.0, synced_s - backward_s) if self.exchanges else 0.0 if self.cut else None
+        return Measured(
+            forward_s, backward_s, optimizer_s, channel_bytes_per_s=rate, exchange_s=exchange_s, spread=self.cut
+        )
 
     def warm_up(self) -> None:
         """Make the first step, in which code of the spec shows whether it works at all."""
@@ -223,31 +248,44 @@ class _Rank:
         """Around a pass after which no gradients are exchanged."""
         return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else contextlib.nullcontext()
 
-    def copy_speed(self, pieces: Sequence[Piece], forward_s: float, backward_s: float) -> float | None:
-        """Bytes per second at which these pieces are copied in the windows of some steps; None where there are none."""
+    def copy_speed(self, forward_s: float, backward_s: float) -> float | None:
+        """Bytes per second at which its shard is copied in the windows of some steps; None where it has none."""
         windows = min(MOST_WINDOWS, self.spec.micro_batches)
-        with trial(self.model, self.optimizer, pieces, windows, forward_s, backward_s) as copy:
-            if copy is None:
-                return None
-            rates = []
-            for _ in range(COPIES):
-                copy.begin()
-                for number in range(windows):
-                    with self._apart() if number < windows - 1 else contextlib.nullcontext():
-                        copy.copier.grant(copy.pace.forward_bytes)
-                        loss = self._loss()
-                        copy.copier.grant(copy.pace.backward_bytes)
-                        loss.backward()
-                rates.append(copy.finish())
-                self._update()
-        return median(rates)
+        with trial(self.model, self.optimizer, self._pieces(), windows, forward_s, backward_s) as copy:
+            rates = [self._copied(copy, windows) for _ in range(COPIES)]
+        return None if copy is None else median(rates)
+
+    def _copied(self, copy: Trial | None, windows: int) -> float:
+        """Make one step, and in its windows the copy, if there is one; returns the bytes that it makes per second."""
+        if copy is not None:
+            copy.begin()
+        for number in range(windows):
+            with self._apart() if number < windows - 1 else contextlib.nullcontext():
+                if copy is not None:
+                    copy.copier.grant(copy.pace.forward_bytes)
+                loss = self._loss()
+                if copy is not None:
+                    copy.copier.grant(copy.pace.backward_bytes)
+                loss.backward()
+        rate = 0.0 if copy is None else copy.finish()
+        self._update()
+        return rate
+
+    def _pieces(self) -> Sequence[Piece]:
+        if self.cut:
+            return own(TrainState(self.model, self.optimizer, mesh=self.mesh, rank=self.rank).held(), self.rank)
+        return largest_shard(layout_of(self.spec, self.parameters, self.cuts))
 
     def _loss(self) -> Tensor:
         with autocast(self.device, self.spec.training.precision):
             return compute_loss(self.wrapped, self.batch)
 
     def _update(self) -> None:
-        clip_gradients(updated_by(self.optimizer, self.model), self.spec.training.max_grad_norm)
+        updated, limit = updated_by(self.optimizer, self.model), self.spec.training.max_grad_norm
+        if self.cut:
+            clip_cut_gradients(updated, limit, self.mesh, sum_over)
+        else:
+            clip_gradients(updated, limit)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.spec.micro_batches == 1)
 
@@ -328,11 +366,14 @@ def main() -> int:
 
 
 def _compute_on(spec: Spec, meeting: str, rank: int) -> NoReturn:
-    """Make steps until killed."""
+    """Do the same as the one that is timed, and go on making steps until killed where none waits for another."""
     worker = _Rank(spec, torch.device("cpu"), meeting, rank)
     worker.warm_up()
     sys.stdout.write(READY)
     sys.stdout.flush()
+    worker.measure()
+    while worker.in_turn:
+        signal.pause()
     while True:
         worker.step()
 

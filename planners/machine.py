@@ -46,7 +46,9 @@ def threads_each(cores: int, workers: int) -> int:
 class Measured:
     """Times and rates that somebody measured; they replace the tables', and what is None is planned as before.
 
-    A figure that the spec gives (a bandwidth, a restart time) wins over a measured one.
+    A figure that the spec gives (a bandwidth, a restart time) wins over a measured one. Passes and update are those of
+    one rank with the whole model, or, `spread`, those that each rank has as the strategy spreads it, with what it sends
+    in them.
     """
 
     forward_s: float
@@ -63,3 +65,4 @@ class Measured:
     """Rate of one node's durable writes to the disk tier."""
     object_bytes_per_s: float | None = None
     """Rate of one node to the object store, one way."""
+    spread: bool = False

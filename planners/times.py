@@ -34,9 +34,14 @@ def step_times(
 ) -> StepTimes | None:
     """Return the times of a step: measured ones if there are any, else by arithmetic; None: not known.
 
-    What was measured is one rank with the whole model; its times are divided as the strategy divides its operations.
+    What was measured of one rank with the whole model is divided as the strategy divides its operations.
     """
     share, sent = share_of_passes(spec, work), traffic(spec, rates, work, sizes)
+    if measured is not None and measured.spread:
+        return StepTimes(
+            measured.forward_s, measured.backward_s, measured.optimizer_s, sent.step_s, sent.step_s,
+            crossing_s=sent.crossing_s,
+        )  # fmt: skip
     parameters = sizes.rank_parameter_bytes // 4 if sizes else 0
     if measured is not None:
         forward_s, backward_s = measured.forward_s * share, measured.backward_s * share

@@ -114,10 +114,7 @@ class Context:
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Sum each number over all ranks (float64, on the host)."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
-        summed: list[float] = tensor.tolist()
-        return summed
+        return sum_over(values, self.control)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank gives, on every rank, in the order of the ranks."""
@@ -153,6 +150,14 @@ class Context:
     def autocast(self, precision: str) -> torch.autocast:
         """The precision of forward passes."""
         return autocast(self.device, precision)
+
+
+def sum_over(values: list[float], group: dist.ProcessGroup | None = None) -> list[float]:
+    """Sum each number over the ranks of a group, or over all (float64, on the host)."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, group=group)
+    summed: list[float] = tensor.tolist()
+    return summed
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:

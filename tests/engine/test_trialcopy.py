@@ -8,7 +8,7 @@ import pytest
 from tests.engine.build import content, gpt, job_spec, state_of, update
 
 from dtrain.engine.models.gpt import Gpt
-from dtrain.engine.profile import measure
+from dtrain.engine.profile import measure, profile
 from dtrain.engine.snapshot.state import infos
 from dtrain.engine.snapshot.trialcopy import trial
 from dtrain.planners.sharding.layout import largest_shard, layout_of
@@ -45,3 +45,27 @@ def test_a_profile_times_the_channel_with_all_that_the_copier_does() -> None:
     assert seen.channel_bytes_per_s is not None
     assert min(seen.forward_s, seen.backward_s, seen.optimizer_s, seen.channel_bytes_per_s) > 0
     assert measure(job_spec(tiers=[]), (), "")[2].channel_bytes_per_s is None, "nothing is stored"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "spread"),
+    [({}, False), ({"dp_shard": 2}, True), ({"tp": 2}, True), ({"pp": 2}, False)],
+    ids=["replicas", "dp_shard", "tp", "pp"],
+)
+def test_the_workers_of_a_node_are_profiled_together_as_the_strategy_spreads_them(
+    strategy: dict[str, int], spread: bool
+) -> None:
+    """Two processes: a rank that made another pass than the other would wait for it for ever."""
+    spec = job_spec(
+        model=gpt(d_model=32, n_heads=4, vocab_size=256),
+        dataset={"type": "text", "path": __file__, "tokenizer": "bytes", "seq_len": 16},
+        training={"global_batch_size": 32, "micro_batch_size": 2},
+        strategy=strategy,
+        cluster={"device": "cpu", "workers_per_node": 2},
+    )
+    parameters, _, seen = profile(spec, ())
+    assert sum(len(info.shape) for info in parameters) > len(parameters) > 5
+    assert seen.spread is spread
+    assert (seen.exchange_s is None) is ("pp" in strategy)
+    assert min(seen.forward_s, seen.backward_s, seen.optimizer_s) > 0
+    assert seen.channel_bytes_per_s

@@ -90,6 +90,21 @@ def test_measured_times_replace_the_table(make_spec: MakeSpec, laptop: Machine) 
     assert (times.forward_s, times.backward_s, times.optimizer_s) == (0.5, 1.5, 0.25)
 
 
+def test_what_was_measured_of_the_job_as_it_is_spread_is_neither_divided_nor_added_to(
+    make_spec: MakeSpec, laptop: Machine
+) -> None:
+    spec = make_spec(
+        cluster={"workers_per_node": 4}, strategy={"dp_shard": 2, "tp": 2, "activation_checkpointing": "full"}
+    )
+    seen = Measured(0.5, 1.5, 0.25, exchange_s=0.0, spread=True)
+    plan = make_plan(spec, laptop, seen)
+    assert (plan.iteration.forward_s, plan.iteration.backward_s, plan.iteration.optimizer_s) == (0.5, 1.5, 0.25)
+    assert plan.iteration.exchange_s == 0
+    alone = make_plan(spec, laptop, replace(seen, spread=False)).iteration
+    assert alone.forward_s is not None
+    assert 0.25 < alone.forward_s < 0.5, "half of its operations and what it sends"
+
+
 @pytest.mark.parametrize(
     ("optimizer", "clip", "words"),
     [
