@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,12 +28,15 @@ _WHERE_ABOVE_0 = ("snapshot_bytes", "tokens_per_s")
 
 
 class Series:
-    """Values of one figure over a whole run: beyond `SERIES_LIMIT` only every second, fourth, … is kept."""
+    """Values of one figure over a whole run: beyond `SERIES_LIMIT` only every second, fourth, … is kept.
+
+    Not as objects: each would keep a page of what else the lines held, and a launcher lives for months.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
-        self._kept: list[float] = []
+        self._kept = array("d")
         self._stride = 1
 
     def add(self, value: float) -> None:
