@@ -107,6 +107,8 @@ class Worker:
         if snapshots is not None:
             self._last_snapshot(parts, context, snapshots, reporter, preempted=preempted)
         taken = int(context.worst_of_ranks([float(footprint.peak_bytes())])[0])
+        if control is not None:
+            control.end(taken, reporter)
         context.sign_off()
         digest = state_digest_of(parts.state, catalogue(parts.state, context), context)
         if context.rank == 0:

@@ -171,6 +171,8 @@ class Settled:
     """Copied in each forward pass from now on."""
     backward_bytes: int
     slice_bytes: int
+    device_bytes_per_rank: int | None = None
+    """Peak on the rank that took the most, as `MemoryNeed` has it; None: the attempt goes on, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

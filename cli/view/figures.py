@@ -67,9 +67,9 @@ def _overhead(plan: Mapping[str, Any]) -> Figure:
     """Stall, and what the passes are slower beside the copies: only the workers can measure that."""
     measured = _part(plan, "measured")
     step = _figure(measured, "step")
-    upto = "" if step is None else f" up to step {step:.0f}"
+    at = "" if step is None else f" at step {step:.0f}"
     predicted, seen = _figure(_part(plan, "expected"), "overhead"), _figure(measured, "overhead")
-    return Figure("overhead", f"overhead{upto}", predicted, seen, human_percent)
+    return Figure("overhead", f"overhead{at}", predicted, seen, human_percent)
 
 
 def _settled(plan: Mapping[str, Any]) -> list[Figure]:

@@ -23,6 +23,12 @@ from .tables import fitting
 STYLES = {"finished": "bold green", "preempted": "bold yellow", "interrupted": "bold yellow", "failed": "bold red"}
 LABEL = 13
 TABLE_WIDTH = 80
+MUCH_KEPT = 1.15
+"""A rank's memory over the plan's from which on it is explained."""
+KEPT_BLOCKS = (
+    "; memory: also what the process itself gains, and free blocks that the C library keeps "
+    "(MALLOC_MMAP_THRESHOLD_=131072 gives those back, steps take longer)"
+)
 
 
 def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
@@ -41,7 +47,9 @@ def summary(console: Console, state: RunState, plan: Mapping[str, Any], outcome:
         # In a file the numbers are never cut to a width that means nothing there.
         width = console.width if console.is_terminal else max(TABLE_WIDTH, console.width)
         console.print(fitting(_table(state, plan, ascii_only), width), width=width, crop=console.is_terminal)
-        console.print(Text(for_terminal(_footnote(state), ascii_only), style="dim"), soft_wrap=not console.is_terminal)
+        console.print(
+            Text(for_terminal(_footnote(state, plan), ascii_only), style="dim"), soft_wrap=not console.is_terminal
+        )
 
 
 def to_json(state: RunState, plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,12 +261,18 @@ def _cells(figure: Figure, ascii_only: bool) -> list[str]:
     return [for_terminal(cell, ascii_only) for cell in cells]
 
 
-def _footnote(state: RunState) -> str:
+def _footnote(state: RunState, plan: Mapping[str, Any]) -> str:
     count = state.series["step_s"].count
+    kept = any(one.key == "device_bytes" and (one.ratio or 0) > MUCH_KEPT for one in figures(state, plan))
     return (
         f"measured: medians over {plural(count, 'step')} (the first {WARMUP_STEPS} of each attempt are left out); "
-        "overhead: stall and slower passes"
+        f"overhead: stall and slower passes{KEPT_BLOCKS if kept and _on_cpu(plan) else ''}"
     )
+
+
+def _on_cpu(plan: Mapping[str, Any]) -> bool:
+    memory = plan.get("memory")
+    return isinstance(memory, Mapping) and memory.get("device_limit_bytes") is None
 
 
 def _seconds(state: RunState, outcome: Mapping[str, Any]) -> float | None:

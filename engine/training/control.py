@@ -52,6 +52,8 @@ class Control:
         self.copies: deque[float] = deque(maxlen=WINDOW_PASSES)
         """Seconds per byte of each copy."""
         self.looks = 0
+        self._seen: Settled | None = None
+        """What the last full window said, as long as it is not beside the plan."""
         self._told_excess = False
         self._waited_s = self._drain_s = 0.0
         self._drained = 0
@@ -112,8 +114,10 @@ class Control:
             self._tell_excess(step, reporter, before, figures)
             changed |= self._set_pace(step, reporter, forward_s, backward_s, byte_s)
             changed |= self.looks & (self.looks - 1) == 0  # nothing new costs the training thread its time more rarely
+        if (not early and not probe) or changed:
+            self._seen = self._settled(step, figures, before, forward_s, backward_s, byte_s)
         if reporter.active and changed:
-            self._write(step, figures, before, forward_s, backward_s, byte_s)
+            self._write()
         return decision is not None
 
     def _tell(self, step: int, reporter: Reporter, before: Setting, decision: Decision, figures: Figures) -> None:
@@ -156,15 +160,18 @@ class Control:
         )  # fmt: skip
         return True
 
-    def _write(
-        self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
-    ) -> None:
-        """Leave it beside the plan, where a restart finds it; one that finds an older plan measures anew.
+    def end(self, device_bytes: int, reporter: Reporter) -> None:
+        """The attempt is over: leave what was measured last beside the plan, with the memory that a rank has taken."""
+        last = self._seen or self.plan.measured
+        if reporter.active and last is not None:
+            self._seen = replace(last, device_bytes_per_rank=device_bytes or None)
+            self._write()
 
-        A disk that takes no more is told of with the lines of metrics that it takes no more.
-        """
+    def _settled(
+        self, step: int, figures: Figures, before: Setting, forward_s: float, backward_s: float, byte_s: float
+    ) -> Settled:
         setting, pace = self.setting, self.snapshots.pace
-        settled = Settled(
+        return Settled(
             step=step,
             forward_s=forward_s,
             backward_s=backward_s,
@@ -178,6 +185,12 @@ class Control:
             backward_bytes=pace.backward_bytes,
             slice_bytes=pace.slice_bytes,
         )
-        self.plan = replace(self.plan, measured=settled)
+
+    def _write(self) -> None:
+        """Leave it beside the plan, where a restart finds it; one that finds an older plan measures anew.
+
+        A disk that takes no more is told of with the lines of metrics that it takes no more.
+        """
+        self.plan, self._seen = replace(self.plan, measured=self._seen), None
         with contextlib.suppress(OSError):  # a full disk: a restart begins with the plan's figures, and measures again
             replace_file(self.path, json.dumps(self.plan.to_json(), indent=2).encode())

@@ -108,6 +108,11 @@ def test_memory_is_held_against_the_plan_once_the_run_has_told_it(tmp_path: Path
     assert told == pytest.approx({"predicted": 100 * 2**20, "measured": 110 * 2**20, "ratio": 1.1})
     row = next(line for line in printed(state, plan, {}).splitlines() if line.startswith("memory of a rank, peak "))
     assert all(cell in row for cell in ("100.0 MiB", "110.0 MiB", "1.10x")), row
+    assert "MALLOC_MMAP_THRESHOLD_" not in printed(state, plan, {}), "as planned"
+    state.take_event({"event": "finished", "attempt": 2, "step": 20, "device_bytes_per_rank": 210 * 2**20})
+    assert "MALLOC_MMAP_THRESHOLD_" in printed(state, plan, {}), "why so much, and what helps"
+    plan["memory"]["device_limit_bytes"] = 2**30
+    assert "MALLOC_MMAP_THRESHOLD_" not in printed(state, plan, {}), "a GPU has no C library"
 
 
 @pytest.mark.parametrize("plan", [{}, {"iteration": None, "expected": {"overhead": None}}, {"model": 3}])

@@ -16,6 +16,7 @@ from dtrain.engine.training.control import Control, beginning
 from dtrain.engine.training.parts import assemble
 from dtrain.engine.training.report import Reporter
 from dtrain.engine.training.step import Progress, train_step
+from dtrain.planners.document import Settled
 from dtrain.planners.machine import Machine, Measured
 from dtrain.planners.plan import Plan, make_plan, plan_from_json
 from dtrain.planners.running.observed import WARM_UP_STEPS, WINDOW_STEPS
@@ -58,6 +59,8 @@ class Loop:
         )  # fmt: skip
         self.wait_s = wait_s
         """That the training waits for a copy."""
+        self.looked_at: Settled | None = None
+        """What was beside the plan before the end."""
         self.stored: list[int] = []
         self.losses: list[float] = []
 
@@ -78,6 +81,8 @@ class Loop:
                 self.stored += [outcome.committed.step] if outcome.committed is not None else []
                 self.losses.append(outcome.metrics["loss"])
                 control.step(step, outcome.metrics, reporter)
+            self.looked_at = self.read_plan().measured
+            control.end(2**20, reporter)
             self.snapshots.finish()
         finally:
             self.snapshots.close()
@@ -105,6 +110,19 @@ def test_a_slow_memory_tier_is_written_less_often_and_no_loss_changes(tmp_path: 
     assert free.adjusted("every") == []
     assert free.stored == list(range(1, STEPS))
     assert loop.losses == free.losses
+
+
+def test_the_last_window_and_the_memory_are_beside_the_plan_at_the_end(tmp_path: Path, memory: MemoryDir) -> None:
+    """Of a run of 200 steps the summary told what had been measured up to step 130."""
+    long = 3 * WINDOW_STEPS + WARM_UP_STEPS
+    loop = Loop(tmp_path / "long", memory, spec_with(max_steps=long, checkpoint={"max_overhead": 1.0}), 0.0)
+    loop.train(long)
+    assert loop.looked_at is not None
+    assert loop.looked_at.step < long
+    assert loop.looked_at.device_bytes_per_rank is None, "the attempt went on"
+    measured = loop.read_plan().measured
+    assert measured is not None
+    assert (measured.step, measured.device_bytes_per_rank) == (long, 2**20)
 
 
 def test_a_restart_goes_on_with_what_was_settled_on(tmp_path: Path, memory: MemoryDir) -> None:
