@@ -36,11 +36,11 @@ from ..network.addresses import interface_towards, interfaces, is_loopback
 from ..network.hello import Hello
 from ..network.lane import Message
 from ..network.line import Host, Mate, open_store
-from ..network.reach import Door, Doors, door_from_json, unreachable
 from ..storage.peers import NoPeers
 from .alone import ASK_S, Alone, Lost, NodeMissing, Skipped, Verdict, node_words
 from .company import Company
 from .seats import Seats
+from .ways import Ways
 
 GRACE_S = 5.0
 """Time for the workers of other nodes to notice by themselves that an attempt is over, and to complete their copy."""
@@ -85,10 +85,7 @@ class Team(Alone):
         self.company = Company(host, self.seats.most, mine, welcome, tell, self._give_up)
         self.held: dict[int, Held] = {}
         self._answers: dict[int, Held] = {}
-        self._doors: dict[int, list[Door]] = {}
-        self._tried: dict[int, list[str]] = {}
-        self._reached: set[str] = set()
-        """Words of the launchers that have reached each other."""
+        self.ways = Ways(self.company, self._wait_while)
         self._cut_ways: set[str] = set()
         """What was told of those that could not."""
         self._question = 0
@@ -96,9 +93,8 @@ class Team(Alone):
         self._left: set[str] = set()
         self._stop: int | None = None
         """The signal that another launcher has got."""
-        self._passed_on = False
+        self._passed_on = self._begun = False
         self._attempt: _Attempt | None = None
-        self._begun = False
         self._same_seats = not self.elastic
         self._lock = threading.Lock()
 
@@ -185,18 +181,16 @@ class Team(Alone):
         self._question += 1
         self.held, self._answers = {0: look(self.memory, self.tiers)}, {}
         self.peers.heard(0, self.peers.door(lambda: self._interfaces()[1]))
-        self.company.tell_all(
-            {"kind": "ask", "question": self._question, "doors": not self.company.words <= self._reached}
-        )
+        self.company.tell_all({"kind": "ask", "question": self._question, "doors": not self.ways.known})
         self._wait_while(lambda: self.company.ready - self._answers.keys(), patience_s)
         self.held |= {node: held for node, held in self._answers.items() if node in self.company.ready}
         self.held = {node: held for node, held in self.held.items() if node in self.roster}
         return self.held.keys() == set(self.roster)
 
     def _can_work(self, deadline: float) -> bool:
-        """As `_reach_each_other`; a way that is lost while the run goes on may come back, and is waited for."""
+        """As `Ways.reach`; a way that is lost while the run goes on may come back, and is waited for."""
         try:
-            return self._reach_each_other()
+            return self.ways.known or self.ways.reach(self._interfaces(), self.roster[1:])
         except NodeMissing as missing:
             if not self._begun or time.monotonic() > deadline:
                 raise
@@ -205,29 +199,6 @@ class Team(Alone):
                 self.tell("warning", detail=f"{missing}; waiting for it")
             time.sleep(AGAIN_S)
             return False
-
-    def _reach_each_other(self) -> bool:
-        """Have every node try all others on both channels; False when one was lost meanwhile. Raises NodeMissing."""
-        words = self.company.words
-        if words <= self._reached:
-            return True
-        mine = Doors(*self._interfaces())
-        try:
-            doors = {0: mine.doors, **{node: self._doors[node] for node in self.company.ready & self._doors.keys()}}
-            self._tried = {}
-            told = {str(node): [door.to_json() for door in found] for node, found in doors.items()}
-            self.company.tell_all({"kind": "reach", "doors": told})
-            problems = unreachable(0, doors)
-            self._wait_while(lambda: self.company.ready - self._tried.keys(), ASK_S)
-        finally:
-            mine.close()
-        problems += [line for _, lines in sorted(self._tried.items()) for line in lines]
-        if problems:
-            raise NodeMissing("\n".join(problems))
-        if not self._tried.keys() >= set(self.roster[1:]):
-            return False
-        self._reached = words
-        return True
 
     def _at_work(self) -> set[int]:
         """Nodes that are there and take part in the attempt."""
@@ -291,7 +262,7 @@ class Team(Alone):
         with self._lock:
             attempt.reports[0] = report
         if report.hangs:  # the way between two nodes may be cut: no rank stands still by itself then
-            self._reached = set()
+            self.ways.forget()
         at_once = report.ended.signal_number == signal.SIGINT
         self._declare_over(attempt, 0.0 if at_once else GRACE_S)
         deadline = time.monotonic() + self.spec.cluster.shutdown_timeout + 2 * GRACE_S
@@ -417,11 +388,11 @@ class Team(Alone):
     def _take_answer(self, mate: Mate, message: Message) -> None:
         try:
             if message.get("kind") == "held" and message.get("question") == self._question:
-                self._doors[mate.node] = [door_from_json(door) for door in message.get("doors", [])]
+                self.ways.take_doors(mate.node, message.get("doors", []))
                 self.peers.heard(mate.node, message.get("peer"))
                 self._answers[mate.node] = held_from_json(message)
             elif message.get("kind") == "tried":
-                self._tried[mate.node] = [str(line) for line in message.get("problems", [])]
+                self.ways.take_problems(mate.node, message.get("problems", []))
             elif message.get("kind") == "ended" and (attempt := self._attempt) is not None:
                 report = report_from_json(message)
                 attempt.reports |= {mate.node: report} if message.get("attempt") == attempt.number else {}

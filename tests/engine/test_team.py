@@ -27,6 +27,7 @@ from dtrain.engine.network.line import Host, Line
 from dtrain.engine.network.reach import Doors, door_from_json, unreachable
 from dtrain.engine.nodes import company as companies
 from dtrain.engine.nodes import team as teams
+from dtrain.engine.nodes import ways
 from dtrain.engine.nodes.alone import NodeMissing
 from dtrain.engine.nodes.team import Team
 from dtrain.engine.storage.drain import DrainerProcess
@@ -288,7 +289,7 @@ def test_after_a_rank_stood_still_the_ways_between_the_nodes_are_tried_again_and
         mate.line.post({"kind": "ended", "attempt": 1, **Report(Ended({1: 70})).to_json()})
         scene.team.over(Report(Ended({0: -9}), hangs=(Hang(0, 3, 2.0),)))
         tries = iter([["node 0 cannot reach node 1 on the compute channel"], []])
-        monkeypatch.setattr(teams, "unreachable", lambda node, doors: next(tries))
+        monkeypatch.setattr(ways, "unreachable", lambda node, doors: next(tries))
         with mustering(scene) as again:
             assert again() is not None
         assert list(tries) == []
