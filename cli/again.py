@@ -7,7 +7,7 @@ from pathlib import Path
 from ..specs.codes import Code
 from ..specs.load import load_spec
 from ..specs.models import Spec
-from ..tiers.format.jsonfile import read_lines
+from ..tiers.format.jsonfile import newest_lines
 from ..tiers.format.layout import RunDir
 from ..tiers.memory.slots import memory_dir
 from ..tiers.reading.lineage import holdings, remembered
@@ -49,10 +49,11 @@ def has_begun(run_dir: RunDir, spec: Spec) -> bool:
 
     Raises Refused when a tier cannot be asked.
     """
-    events = read_lines(run_dir.events)
-    if any(line.get("event") in ("committed", "finished") for line in events):
+    if any(line.get("event") in ("committed", "finished") for line in newest_lines(run_dir.events)):
         return True
-    if events and any(tier.type not in ("memory", "disk", "object") for tier in spec.used_tiers):
+    if next(newest_lines(run_dir.events), None) is not None and any(
+        tier.type not in ("memory", "disk", "object") for tier in spec.used_tiers
+    ):
         return True  # another node's memory may hold what this one cannot see
     if remembered(memory_dir(run_dir, ranks_of(spec, 0))) is not None:
         return True

@@ -8,7 +8,7 @@ from ..specs.codes import Code
 from ..specs.datasets import TokenDataset
 from ..specs.load import load_spec
 from ..specs.models import Spec
-from ..tiers.format.jsonfile import read_lines
+from ..tiers.format.jsonfile import newest_lines
 from ..tiers.format.layout import RunDir
 from ..tiers.peers.seal import Seal
 from ..tiers.tier import disk_tier
@@ -77,7 +77,7 @@ def _refuse_used(run: RunDir, spec: Spec) -> None:
     disk = spec.disk_tier
     inside = disk is not None and not Path(disk.path).is_absolute()
     stored = disk is not None and inside and bool(disk_tier(run.disk(disk.path), None).scan()[0])
-    if stored or read_lines(run.metrics):
+    if stored or next(newest_lines(run.metrics), None) is not None:
         raise Refused(
             Code.BAD_SPEC,
             f"output_dir {run.root} already holds a run; continue it with\n"

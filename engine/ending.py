@@ -12,7 +12,7 @@ from ..specs.codes import Code
 from ..specs.models import Spec
 from ..tiers.drain.drainer import DrainJob
 from ..tiers.drain.writer import TierJob
-from ..tiers.format.jsonfile import append_event, read_lines
+from ..tiers.format.jsonfile import append_event, newest_lines
 from ..tiers.format.layout import RunDir, Version
 from ..tiers.memory.heartbeat import end_workers
 from ..tiers.memory.slots import MemoryDir, follow_folder
@@ -194,7 +194,8 @@ class Ending:
         The counters of the ranks know it too, where metrics.jsonl could not be written.
         """
         before = self.step_reached
-        steps = [int(line["step"]) for line in read_lines(self.run.metrics) if line.get("attempt") == self.attempt]
+        newest = next((line for line in newest_lines(self.run.metrics) if "step" in line and "attempt" in line), {})
+        steps = [int(newest["step"])] if newest.get("attempt") == self.attempt else []
         begun = [step for step in self.at_work.values() if step > 0]
         self.step_reached = max([before, *steps, *(step - 1 for step in begun)])
         return self.step_reached > before

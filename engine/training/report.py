@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...tiers.format.jsonfile import append_event, append_line, read_lines
+from ...tiers.format.jsonfile import append_event, append_line, newest_lines
 from ...tiers.format.layout import RunDir, Version
 from ..restore.restore import Restored
 from ..snapshot.decided import Copied, Late, Offered, Refused
@@ -53,7 +53,7 @@ class Reporter:
         if not self.active:
             return
         if self._line.get("step") != result.step:  # an attempt before this one wrote it
-            lines = (line for line in reversed(read_lines(self.run.metrics)) if line.get("step") == result.step)
+            lines = (line for line in newest_lines(self.run.metrics) if line.get("step") == result.step)
             self._line = next(lines, {})
         if self._line:
             self._line |= {"eval_loss": result.loss, "eval_s": result.seconds}
@@ -69,7 +69,7 @@ class Reporter:
         if not self.active:
             return True
         return any(
-            line.get("event") == "evaluated" and line.get("step") == step for line in read_lines(self.run.events)
+            line.get("event") == "evaluated" and line.get("step") == step for line in newest_lines(self.run.events)
         )
 
     def committed(self, version: Version | None, nbytes: int, seconds: float) -> None:

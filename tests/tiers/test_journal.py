@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from tests.tiers.build import Place
 
 from dtrain.tiers.drain.writer import TierJob, Writer
 from dtrain.tiers.format import journal as module
-from dtrain.tiers.format.journal import leave_note, take_notes, tell_losses
-from dtrain.tiers.format.jsonfile import append_event, append_line, read_lines
+from dtrain.tiers.format.journal import leave_note, newest_first, take_notes, tell_losses
+from dtrain.tiers.format.jsonfile import append_event, append_line, newest_lines, read_lines
 from dtrain.tiers.format.layout import Version
 from dtrain.tiers.stores.store import Place as StorePlace
 from dtrain.tiers.together import Group
@@ -111,3 +112,39 @@ def test_an_outage_of_a_tier_is_told_at_doubling_distances_and_to_its_end(place:
     assert skipped()[-1] == 100
     writer.end()
     assert len(skipped()) == 8
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 2**16])
+@pytest.mark.parametrize("ending", [b"", b"\n", b'\n{"torn": '])
+def test_lines_are_read_from_the_last_one_on_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, ending: bytes
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    path = tmp_path / "lines"
+    assert list(newest_lines(path)) == []
+    path.write_bytes(b"")
+    assert list(newest_lines(path)) == []
+    whole = [{"step": step, "words": "x" * (step % 13 * 9)} for step in range(60)]
+    path.write_bytes(b"\n".join(json.dumps(line).encode() for line in whole) + ending)
+    assert list(newest_lines(path)) == whole[::-1]
+    assert read_lines(path) == whole
+    near_the_end = [json.loads(line) for line in newest_first(path, 1000) if line.endswith(b"}")]
+    assert near_the_end == whole[::-1][: len(near_the_end)]
+    assert 5 < len(near_the_end) < 40
+
+
+def test_the_newest_line_of_a_long_file_costs_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher parsed all that a run had told at every restart, and kept the memory: 0.2 MiB more each time."""
+    path = tmp_path / "lines"
+    with path.open("w") as file:
+        file.writelines(f'{{"step": {step}}}\n' for step in range(200_000))
+    asked: list[int] = []
+    real = os.pread
+
+    def counted(descriptor: int, length: int, position: int) -> bytes:
+        asked.append(length)
+        return real(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert next(newest_lines(path)) == {"step": 199_999}
+    assert asked == [module.BLOCK_BYTES]

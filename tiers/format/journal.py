@@ -20,6 +20,8 @@ from .files import open_plain
 
 READ_BYTES = 32 * 2**20
 """How far from the end a file of lines is read: some hundred thousand lines."""
+BLOCK_BYTES = 64 * 2**10
+"""Of it at once: some hundred lines."""
 _NOTE = "lost-lines-"
 
 
@@ -76,24 +78,27 @@ def journal(path: Path) -> Journal:
     return Journal(path)
 
 
-def read_tail(path: Path, max_bytes: int = READ_BYTES) -> Iterator[bytes]:
-    """Yield the lines of the last `max_bytes` of a file that has been written whole; a missing file has none.
+def newest_first(path: Path, max_bytes: int = READ_BYTES) -> Iterator[bytes]:
+    """Yield the lines of the last `max_bytes` of a file that has been written whole, the last one first.
 
-    Raises OSError for what is no plain file.
+    What comes before a line is read only when it is asked for. A missing file has no lines. Raises OSError for what is
+    no plain file.
     """
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
         return
     with os.fdopen(descriptor, "rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - max_bytes)
-        file.seek(start)
-        if start:
-            file.readline(max_bytes)
-        left = max_bytes
-        while left > 0 and (line := file.readline(left)):
-            left -= len(line)
-            yield line
+        position, block, rest = file.seek(0, os.SEEK_END), BLOCK_BYTES, b""
+        start = max(0, position - max_bytes)
+        while position > start:
+            begin = max(start, position - block)
+            rest, *lines = (os.pread(descriptor, position - begin, begin) + rest).split(b"\n")
+            position = begin
+            block = BLOCK_BYTES if lines else 2 * block
+            yield from filter(None, reversed(lines))
+        if rest and not start:
+            yield rest
 
 
 def _on_stderr(words: str) -> None:

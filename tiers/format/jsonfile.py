@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .files import read_plain
-from .journal import journal, read_tail
+from .journal import journal, newest_first
 
 MAX_BYTES = 256 * 2**20
 
@@ -67,21 +68,24 @@ def append_event(path: Path, event: str, step: int | None, attempt: int, /, **de
 
 def finished_at(events: Path) -> int | None:
     """The step at which the run of these events was finished last; None: never."""
-    steps = [line.get("steps") for line in read_lines(events) if line.get("event") == "finished"]
-    return steps[-1] if steps else None
+    return next((line.get("steps") for line in newest_lines(events) if line.get("event") == "finished"), None)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines that are JSON objects, of a very long file those near its end; a missing file has none.
+def newest_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines that are JSON objects, the last one first, of a very long file those near its end.
 
-    Raises OSError for what is no plain file.
+    None is read that is not asked for: such files grow as long as a run, by a line or more per step. A missing file has
+    none. Raises OSError for what is no plain file.
     """
-    lines = []
-    for line in read_tail(path):
+    for line in newest_first(path):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            lines.append(value)
-    return lines
+            yield value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return all that `newest_lines` has, in the order of the file: for short ones."""
+    return list(newest_lines(path))[::-1]

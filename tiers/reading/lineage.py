@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..format.jsonfile import read_lines
+from ..format.jsonfile import newest_lines
 from ..format.layout import RunDir, Version, parse_version, unfinished
 from ..memory.slots import MemoryDir, owner_of
 from ..tier import Tier
@@ -63,7 +63,7 @@ def highest_attempt(run: RunDir, memory: MemoryDir, tiers: Iterable[Tier]) -> in
     makes new checkpoints sort below old ones, or share their names. When a tier cannot be asked and the run's own
     files have lost the count, `LEAP` is added.
     """
-    own = max([run.last_attempt(), *(_number(line.get("attempt")) for line in read_lines(run.events))])
+    own = max([run.last_attempt(), *(_number(line.get("attempt")) for line in newest_lines(run.events))])
     highest = max([own, *(record.attempt for slot in memory.every_slot() if (record := slot.record()) is not None)])
     unknown = False
     for tier in tiers:
